@@ -1,0 +1,52 @@
+"""Errors that a user can act on: one line that names the key, the value and what would be right."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something a user can put right; shown as one line, without a traceback.
+
+    >>> str(UserError("the disk is\\n  full"))
+    'the disk is full'
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class ConfigError(UserError):
+    """A config value that cannot be used.
+
+    Args:
+        key: the full key, as typed on the command line.
+        value: what was found there; shown as YAML would show it.
+        problem: what is wrong and what would be right.
+
+    >>> str(ConfigError("batch_size", 0, "give an integer of at least 1"))
+    'batch_size=0: give an integer of at least 1'
+    """
+
+    def __init__(self, key: str, value: object, problem: str) -> None:
+        self.key = key
+        shown = {None: "null", True: "true", False: "false"}.get(value, value) if _hashable(value) else value
+        super().__init__(f"{key}={shown}: {problem}")
+
+
+class DataError(UserError):
+    """Data that cannot be read, or that no model could be trained on."""
+
+
+class ModelError(UserError):
+    """A model that cannot be built for this data, or whose outputs cannot be trained on."""
+
+
+class PrecisionError(UserError):
+    """A model that does not compute in the precision that was asked for."""
+
+
+class TrackingError(UserError):
+    """A tracking store that cannot be reached or used."""
+
+
+def _hashable(value: object) -> bool:
+    return value is None or isinstance(value, (bool, str, bytes))
