@@ -1,0 +1,1 @@
+"""Measurements of a training run, each with its source."""
