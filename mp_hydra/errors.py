@@ -28,8 +28,7 @@ class ConfigError(UserError):
 
     def __init__(self, key: str, value: object, problem: str) -> None:
         self.key = key
-        shown = {None: "null", True: "true", False: "false"}.get(value, value) if _hashable(value) else value
-        super().__init__(f"{key}={shown}: {problem}")
+        super().__init__(f"{key}={_as_yaml(value)}: {problem}")
 
 
 class DataError(UserError):
@@ -48,5 +47,7 @@ class TrackingError(UserError):
     """A tracking store that cannot be reached or used."""
 
 
-def _hashable(value: object) -> bool:
-    return value is None or isinstance(value, (bool, str, bytes))
+def _as_yaml(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

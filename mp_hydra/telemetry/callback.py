@@ -198,7 +198,12 @@ class Telemetry(keras.callbacks.Callback):
             values["time/step_ms_p95"] = steady.step_ms_p95
             values["time/samples_per_second"] = steady.samples_per_second
         elif whole:
-            self.absent.update({f"time/{name}": str(self.clock.unavailable) for name in ("step_ms", "step_ms_p95", "samples_per_second")})
+            self.absent.update(
+                {
+                    f"time/{name}": str(self.clock.unavailable)
+                    for name in ("step_ms", "step_ms_p95", "samples_per_second")
+                }
+            )
         return values
 
     def _nvml_values(self) -> dict[str, float]:

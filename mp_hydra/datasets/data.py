@@ -1,0 +1,137 @@
+"""What the rest of the program sees of a data set: `Data` and its `Split`s."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+    import tensorflow as tf
+
+
+class Samples(ABC):
+    """The samples of one part (train, validation or test) as the builder gave them: not split, scaled or resized.
+
+    Attributes:
+        structure: describes a nested x; empty where x is one tensor.
+        dtype: of x; any float type counts as float32.
+        shape: of one x; a None inside is a size that differs from sample to sample. None for a nested structure.
+        labels: y of every sample, as given.
+        lowest: the smallest value in x; None for a nested structure.
+        highest: the largest value in x; None for a nested structure.
+        digest: sha256 (hex) over dtype, shape and bytes of x and y.
+    """
+
+    structure: str = ""
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] | None
+    labels: npt.NDArray[Any]
+    lowest: float | None
+    highest: float | None
+    digest: str
+
+    @abstractmethod
+    def batches(
+        self,
+        index: npt.NDArray[np.int64],
+        targets: npt.NDArray[Any],
+        prepare: Callable[[Any], Any],
+        *,
+        batch_size: int,
+        seed: int | None,
+    ) -> tf.data.Dataset:
+        """Batches of the samples at `index`, through `prepare`, with the rows of `targets` that belong to them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One of train, validation and test.
+
+    Attributes:
+        samples: the part that the split draws from; the validation split may share it with the training split.
+        targets: y of every sample of the part: int64 (n,) class indices, or float32 (n, outputs) targets.
+        index: int64, ascending: which samples of the part belong to the split.
+        prepare: makes a sample or a batch of x into what the model receives.
+    """
+
+    samples: Samples
+    targets: npt.NDArray[Any]
+    index: npt.NDArray[np.int64]
+    prepare: Callable[[Any], Any]
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.index)
+
+    def batches(self, batch_size: int, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
+        """Batches (x, y) of `batch_size` samples; a smaller last batch is kept.
+
+        x is float32, or int32 for token ids; y is int64 (batch,) class indices or float32 (batch, outputs) targets.
+
+        Args:
+            batch_size: samples in a batch.
+            shuffle_seed: None for the stored order; otherwise every pass has an order of its own, and the sequence of
+                orders follows from this seed and TensorFlow's global seed.
+        """
+        import tensorflow as tf
+
+        batches = self.samples.batches(self.index, self.targets, self.prepare, batch_size=batch_size, seed=shuffle_seed)
+        options = tf.data.Options()
+        options.deterministic = True
+        return batches.with_options(options).prefetch(2)
+
+    def labels(self) -> npt.NDArray[Any]:
+        """Y of every sample in the unshuffled order: int64 (size,) or float32 (size, outputs)."""
+        chosen: npt.NDArray[Any] = self.targets[self.index]
+        return chosen
+
+
+@dataclass(frozen=True)
+class Data:
+    """A checked data set, ready for training.
+
+    Attributes:
+        name: the config's name for it.
+        train: training samples, those of the validation split excluded.
+        validation: None where the builder gave none and `validation_fraction` is 0.
+        test: test samples.
+        input_shape: one sample as the model receives it, after resizing; None for nested structures of a tf.data set.
+        input_dtype: "float32", or "int32" for token ids.
+        classes: None for regression.
+        outputs: classes, or number of regression targets.
+        vocabulary: number of token ids; None where x are not token ids.
+        digest: 32 hex characters of a sha256 over dtype, shape and bytes of the data as the builder gave it, so neither
+            scale nor split seed change it.
+        source: where the data came from.
+        peak_input: largest |x| that a model receives, after scaling; None for token ids and nested structures.
+    """
+
+    name: str
+    train: Split
+    validation: Split | None
+    test: Split
+    input_shape: tuple[int, ...] | None
+    input_dtype: str
+    classes: int | None
+    outputs: int
+    vocabulary: int | None
+    digest: str
+    source: str
+    peak_input: float | None
+
+
+def in_order(index: npt.NDArray[np.int64], seed: int | None) -> tf.data.Dataset:
+    """A data set of sample indices, one a sample; shuffled anew at each pass where a seed is given."""
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        order = tf.data.Dataset.from_tensor_slices(index)
+    if seed is None:
+        return order
+    return order.shuffle(len(index), seed=seed, reshuffle_each_iteration=True)

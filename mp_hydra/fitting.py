@@ -1,0 +1,71 @@
+"""The training itself: `fit` with telemetry, progress and the user's callbacks; import it late, it imports Keras."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mp_hydra import hardware
+from mp_hydra.console import ProgressBar
+from mp_hydra.finite_steps import finite_steps
+from mp_hydra.preparation import Prepared, callbacks
+from mp_hydra.telemetry.callback import Telemetry
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a training came to.
+
+    Attributes:
+        steps: training batches seen.
+        applied: those whose gradients were finite.
+        metrics: the last value of every metric.
+        absent: for metrics that could not be measured, the reason.
+        sources: where each kind of measurement comes from.
+    """
+
+    steps: int
+    applied: int
+    metrics: dict[str, float]
+    absent: dict[str, str]
+    sources: dict[str, str]
+
+
+def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[..., None]) -> Fitted:
+    """Train a prepared model for `config["epochs"]`, reporting to `log_metrics(metrics, step=batches seen)`."""
+    data, model, batch_size = prepared.data, prepared.model, config["batch_size"]
+    last: dict[str, float] = {}
+
+    def report(metrics: Mapping[str, float], step: int) -> None:
+        last.update(metrics)
+        log_metrics(metrics, step=step)
+
+    device = hardware.training_device()
+    with finite_steps(model, prepared.optimizer) as nonfinite_batches:
+        telemetry = Telemetry(
+            report,
+            optimizer=prepared.optimizer,
+            nonfinite_batches=nonfinite_batches,
+            batch_size=batch_size,
+            samples=data.train.size,
+            device=device,
+            pci_bus_id=hardware.pci_bus_id(device),
+            every=config["log_every_batches"],
+        )
+        progress = ProgressBar(epochs=config["epochs"], batches=math.ceil(data.train.size / batch_size))
+        try:
+            model.fit(
+                data.train.batches(batch_size, shuffle_seed=config["seed"]),
+                epochs=config["epochs"],
+                shuffle=False,  # the pipeline shuffles
+                validation_data=data.validation.batches(batch_size) if data.validation else None,
+                callbacks=[telemetry, progress, *callbacks(config)],
+                verbose=0,
+            )
+        finally:
+            telemetry.close()
+            progress.close()
+    counters = telemetry.counters()
+    return Fitted(counters.steps, counters.applied, last, telemetry.absent, telemetry.sources)

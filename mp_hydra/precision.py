@@ -1,0 +1,354 @@
+"""Precision of a model: the policy in force while it is built, and the census of what its layers compute in.
+
+with scoped_policy("mixed_bfloat16", tf32=True) as scope:
+    model = build_model()
+    probe(model, batch)                                   # builds what builds late; catches rounded ids
+    require(census(model, scope), "mixed_bfloat16")       # raises PrecisionError, naming the layer
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from mp_hydra.errors import PrecisionError
+
+COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+SIXTEEN_BIT = ("float16", "bfloat16")
+SATURATING = ("softmax", "sigmoid", "hard_sigmoid", "tanh", "log_softmax")
+
+
+@dataclass
+class Scope:
+    """What `scoped_policy` saw while it was in force: which layers were constructed, and with a dtype of their own or not."""
+
+    policy: str
+    dtype_given: WeakKeyDictionary[Any, bool] = field(default_factory=WeakKeyDictionary)
+
+
+@contextmanager
+def scoped_policy(policy: str, *, tf32: bool) -> Iterator[Scope]:
+    """Set Keras' global dtype policy, float32 as floatx and the TF32 switch; restore all three whatever happens.
+
+    Keras' session state is cleared first, so that layer names and policy do not depend on what ran before. The policy is
+    per thread: layers constructed in another thread do not get it, and `require` names them.
+
+    Args:
+        policy: "float32", "mixed_float16" or "mixed_bfloat16".
+        tf32: whether float32 matrix products may use TF32 where the hardware has it.
+
+    Raises:
+        PrecisionError: for any other policy name.
+    """
+    import keras
+    import tensorflow as tf
+
+    if policy not in COMPUTE_DTYPES:
+        raise PrecisionError(f"policy {policy!r} is unknown; choose one of {', '.join(COMPUTE_DTYPES)}")
+    previous = (
+        keras.config.dtype_policy(),
+        keras.config.floatx(),
+        tf.config.experimental.tensor_float_32_execution_enabled(),
+    )
+    keras.utils.clear_session()
+    scope = Scope(policy)
+    try:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy(policy)
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+        with _recorded_constructions(scope.dtype_given):
+            yield scope
+    finally:
+        keras.config.set_dtype_policy(previous[0])
+        keras.config.set_floatx(previous[1])
+        tf.config.experimental.enable_tensor_float_32_execution(previous[2])
+
+
+@contextmanager
+def _recorded_constructions(dtype_given: WeakKeyDictionary[Any, bool]) -> Iterator[None]:
+    """Note for every layer whether its base constructor received a dtype: nothing on a finished layer tells."""
+    import keras
+
+    original = keras.layers.Layer.__init__
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        dtype_given[self] = kwargs.get("dtype") is not None
+
+    keras.layers.Layer.__init__ = recording
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__init__ = original
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One layer of a built model.
+
+    Attributes:
+        path: the layer's path in the model, such as "encoder/dense_1".
+        class_name: its class.
+        policy: the name of its dtype policy.
+        compute_dtype: what the policy makes it compute in.
+        parameters: the elements of its own weights, without those of its sublayers.
+        dtype_given: True if it was constructed with a dtype of its own, False if it took the global policy, None if it
+            was constructed outside the scope.
+    """
+
+    path: str
+    class_name: str
+    policy: str
+    compute_dtype: str
+    parameters: int
+    dtype_given: bool | None
+
+    def asdict(self) -> dict[str, Any]:
+        """The record as JSON-ready values."""
+        return dict(vars(self))
+
+
+def census(model: Any, scope: Scope) -> list[LayerRecord]:
+    """Every layer of a built model, nested and sub-layers too, with what it computes in.
+
+    Containers (Functional and Sequential models, input layers) compute nothing and are left out.
+    """
+    import keras
+
+    def container(layer: Any) -> bool:
+        return isinstance(layer, (keras.layers.InputLayer, keras.Sequential)) or type(layer).__name__ == "Functional"
+
+    return [
+        LayerRecord(
+            path=layer.path or layer.name,
+            class_name=type(layer).__name__,
+            policy=layer.dtype_policy.name,
+            compute_dtype=layer.compute_dtype,
+            parameters=sum(
+                int(v.shape.num_elements() if hasattr(v.shape, "num_elements") else _size(v.shape)) for v in _own(layer)
+            ),
+            dtype_given=scope.dtype_given.get(layer),
+        )
+        for layer in model._flatten_layers()  # noqa: SLF001 - the one recursive walk that Keras has
+        if not container(layer)
+    ]
+
+
+def _own(layer: Any) -> Iterable[Any]:
+    return [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - without the sublayers'
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def needs_loss_scaling(records: Sequence[LayerRecord]) -> bool:
+    """Whether some layer computes in float16, whose smallest positive number is 6e-8: gradients below it become zero."""
+    return any(record.compute_dtype == "float16" for record in records)
+
+
+def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str] = ()) -> list[str]:
+    """Check that every layer computes in what `policy` asks for, unless it was told otherwise.
+
+    A layer was told otherwise if it was constructed with a dtype of its own, or its path matches one of `pinned`.
+
+    Args:
+        records: the census of the model.
+        policy: the policy that was asked for.
+        pinned: regular expressions, each matched against whole layer paths.
+
+    Returns:
+        Warnings, one line each: parts of the model that the policy does not reach.
+
+    Raises:
+        PrecisionError: naming the first layer that computes in something else, or the fact that the policy reaches no
+            weights at all.
+    """
+    asked = COMPUTE_DTYPES[policy]
+    patterns = [_pattern(text, records) for text in pinned]
+    others = [record for record in records if record.compute_dtype != asked]
+    untold = [r for r in others if not r.dtype_given and not any(p.fullmatch(r.path) for p in patterns)]
+    if untold:
+        raise PrecisionError(_untold(untold, asked))
+    weighted = [record for record in records if record.parameters]
+    reached = [record for record in weighted if record.compute_dtype == asked]
+    if weighted and not reached and policy != "float32":
+        raise PrecisionError(
+            f"no layer with weights computes in {asked}: all {len(weighted)} of them carry a dtype of their own. A model loaded "
+            f"from a file keeps the precision it was saved in; build it anew under the policy and copy its weights"
+        )
+    total = sum(record.parameters for record in weighted)
+    missed = sum(record.parameters for record in weighted if record.compute_dtype != asked)
+    if policy != "float32" and total and missed > total / 2:
+        share = 100 * missed / total
+        return [
+            f"{share:.0f} % of the parameters are in layers with a dtype of their own: {policy} does not reach them"
+        ]
+    return []
+
+
+def _pattern(text: str, records: Sequence[LayerRecord]) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise PrecisionError(f"precision.pinned: {text!r} is not a regular expression: {error}") from error
+    if not any(pattern.fullmatch(record.path) for record in records):
+        paths = ", ".join(record.path for record in records[:5])
+        raise PrecisionError(f"precision.pinned: {text!r} matches no layer; the first paths are {paths}")
+    return pattern
+
+
+def _untold(untold: Sequence[LayerRecord], asked: str) -> str:
+    first = untold[0]
+    more = f" (and {len(untold) - 1} more)" if len(untold) > 1 else ""
+    if first.dtype_given is None:
+        why = "it was constructed before the policy was set, so build the model inside the function that model._target_ names"
+    else:
+        why = "it took another policy, set inside the model's code or missing in another thread, where the policy is not in force"
+    return (
+        f"layer {first.path} ({first.class_name}){more} computes in {first.compute_dtype}, not in {asked}: {why}; "
+        f'if it is meant, construct it with dtype="{first.compute_dtype}" or list its path in precision.pinned'
+    )
+
+
+def probe(model: Any, batch: Any) -> Any:
+    """Run one batch forward in inference mode: builds what builds late, and shows what dtypes really flow.
+
+    Args:
+        model: a Keras model.
+        batch: one batch of inputs, as training will feed it.
+
+    Returns:
+        The outputs.
+
+    Raises:
+        PrecisionError: if integer ids reach an Embedding as 16-bit floats, which rounds ids above 2048 (float16) or 256
+            (bfloat16), or if an output or its activation is computed in 16 bits.
+    """
+    rounded: list[tuple[str, str]] = []
+    with ExitStack() as stack:
+        for layer in _embeddings(model):
+            stack.enter_context(_watched(layer, rounded))
+        # Only an unbuilt model could hide an Embedding from the walk above, so those are run twice.
+        built = model.built
+        outputs = model(batch)
+        if not built:
+            for layer in _embeddings(model):
+                stack.enter_context(_watched(layer, rounded))
+            outputs = model(batch)
+    if rounded:
+        path, dtype = rounded[0]
+        limit = {"float16": 2048, "bfloat16": 256}[dtype]
+        raise PrecisionError(
+            f"layer {path} (Embedding) receives its ids as {dtype}, which rounds ids above {limit} to wrong rows; "
+            f'begin the model with keras.Input(..., dtype="int32")'
+        )
+    _require_float32_outputs(model, outputs)
+    return outputs
+
+
+def _embeddings(model: Any) -> list[Any]:
+    import keras
+
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]  # noqa: SLF001
+
+
+@contextmanager
+def _watched(layer: Any, rounded: list[tuple[str, str]]) -> Iterator[None]:
+    """Note the dtype that arrives in `call`, after Keras' autocast; the override lives on the instance only."""
+    original = layer.call
+
+    def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        dtype = getattr(inputs.dtype, "name", str(inputs.dtype))
+        if dtype in SIXTEEN_BIT:
+            rounded.append((self.path or self.name, dtype))
+        return original(inputs, *args, **kwargs)
+
+    if "call" in layer.__dict__:
+        yield
+        return
+    object.__setattr__(layer, "call", MethodType(call, layer))
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")
+
+
+def _require_float32_outputs(model: Any, outputs: Any) -> None:
+    import keras
+
+    heads = _heads(model)
+    for output in keras.tree.flatten(outputs):
+        dtype = getattr(output.dtype, "name", str(output.dtype))
+        if dtype in SIXTEEN_BIT:
+            name = f"layer {heads[0].path} ({type(heads[0]).__name__})" if heads else f"model {model.name}"
+            raise PrecisionError(
+                f"the head, {name}, gives {dtype} outputs: loss and metrics would be computed from rounded predictions; "
+                f'construct it with dtype="float32", its activation included'
+            )
+    for head in heads:
+        activation = getattr(getattr(head, "activation", None), "__name__", type(head).__name__.lower())
+        if head.compute_dtype in SIXTEEN_BIT and activation in SATURATING:
+            raise PrecisionError(
+                f"the head, layer {head.path} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, where "
+                f"confident mistakes get no gradient, and a cast afterwards does not mend that; "
+                f'construct it with dtype="float32"'
+            )
+
+
+_PASSING = ("Identity", "Reshape", "Flatten", "Cast", "Squeeze", "ExpandDims")
+
+
+def _heads(model: Any) -> list[Any]:
+    """The layers whose results a functional model returns, looking through reshapes, casts and linear activations."""
+    import keras
+
+    tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    found: list[Any] = []
+    seen: set[int] = set()
+    while tensors:
+        tensor = tensors.pop()
+        history = getattr(tensor, "_keras_history", None)
+        if history is None or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        operation = history.operation
+        if isinstance(operation, keras.Model):
+            tensors += keras.tree.flatten(getattr(operation, "outputs", None) or [])
+        elif _passes(operation):
+            tensors += list(operation._inbound_nodes[history.node_index].input_tensors)  # noqa: SLF001
+        elif isinstance(operation, keras.layers.Layer):
+            found.append(operation)
+    return found
+
+
+def _passes(operation: Any) -> bool:
+    import keras
+
+    linear = isinstance(operation, keras.layers.Activation) and operation.activation is keras.activations.linear
+    return linear or type(operation).__name__ in _PASSING
+
+
+def resolved_name(name: str, devices: Iterable[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """What a named precision comes to on these devices, and a sentence where that is not what the name says.
+
+    Args:
+        name: the option of the group `precision`.
+        devices: as in `mp_hydra.hardware.environment()["devices"]`.
+    """
+    from mp_hydra.hardware import tf32_pays
+
+    if name == "tf32" and not tf32_pays(devices):
+        return (
+            "fp32",
+            "precision=tf32 comes to fp32 here: no GPU of compute capability 8.0 or above, and TF32 is theirs alone",
+        )
+    return name, None

@@ -1,0 +1,75 @@
+"""TensorFlow's start: its allocator and memory growth set in time, its chatter kept off the screen, a missing GPU noticed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mp_hydra import hardware
+from mp_hydra.telemetry.memory import Unavailable, count_every_cpu_allocation
+from mp_hydra.telemetry.nvml import driver_version
+
+log = logging.getLogger(__name__)
+
+
+def start_tensorflow() -> None:
+    """Import TensorFlow and initialise its devices; does nothing that matters the second time in a process.
+
+    What TensorFlow prints meanwhile goes to the debug log, or to the screen if it fails. A driver that is there while
+    TensorFlow sees no GPU is a warning: the run would train on the CPU.
+    """
+    count_every_cpu_allocation()
+    with _stderr_kept() as kept:
+        import tensorflow as tf
+
+        hardware.allow_memory_growth()
+        device = hardware.training_device()
+        tf.zeros(())
+    log.debug("TensorFlow said while starting:\n%s", kept.text)
+    driver = driver_version()
+    if (
+        device.startswith("CPU")
+        and not isinstance(driver, Unavailable)
+        and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    ):
+        log.warning(
+            "there is an NVIDIA driver (%s) but TensorFlow sees no GPU, so this trains on the CPU; pip install 'mp_hydra[gpu]' "
+            "brings the CUDA libraries. TensorFlow said: %s",
+            driver,
+            kept.text[-1000:],
+        )
+
+
+@dataclass
+class _Kept:
+    text: str = ""
+
+
+@contextmanager
+def _stderr_kept() -> Iterator[_Kept]:
+    """Keep what arrives on file descriptor 2, where C++ writes past Python; on an exception it is shown."""
+    kept = _Kept()
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield kept
+        except BaseException:
+            failed = True
+            raise
+        else:
+            failed = False
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            file.seek(0)
+            kept.text = file.read().decode(errors="replace")
+            if failed:
+                sys.stderr.write(kept.text)
