@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hydra import main as hydra_main
 from hydra.core.hydra_config import HydraConfig
@@ -20,6 +19,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from mp_hydra import config
 from mp_hydra.errors import ConfigError, UserError
 from mp_hydra.paths import conf_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,11 @@ def main() -> None:
     try:
         with _hydra_raises():
             _job()
-    except (UserError, config.ConfigErrors) as error:
+    except (UserError, config.InvalidConfigError) as error:
         _quit(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _quit(explain(error))
-    except ValueError as error:
+    except ValueError:
         nulled = [group for group in config.GROUPS if f"{group}=null" in sys.argv]
         if not nulled:
             raise
@@ -53,7 +55,7 @@ def _job(composed: DictConfig) -> float | None:
     """One run, as Hydra's launchers call it: the objective, for sweepers."""
     try:
         return _run(composed)
-    except (UserError, config.ConfigErrors) as error:
+    except (UserError, config.InvalidConfigError) as error:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             # Hydra goes on with the other jobs, and re-raises the first error alone when all are done.
             log.error(error)  # noqa: TRY400 - one line is the point

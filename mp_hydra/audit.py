@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mp_hydra.precision import LayerRecord
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mp_hydra.precision import LayerRecord
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Audit:
         lines += [f"- {warning}" for warning in self.warnings]
         lines += ["", "| layer | class | computes in | parameters | dtype given |", "|---|---|---|---:|---|"]
         lines += [
-            f"| {layer.path} | {layer.class_name} | {layer.compute_dtype} | {layer.parameters} | {'yes' if layer.dtype_given else ''} |"
+            f"| {layer.path} | {layer.class_name} | {layer.compute_dtype} | {layer.parameters} "
+            f"| {'yes' if layer.dtype_given else ''} |"
             for layer in self.layers
         ]
         return "\n".join(lines) + "\n"

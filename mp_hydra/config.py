@@ -77,7 +77,7 @@ class TrackingConfig:
 
 @dataclass
 class RunConfig:
-    """The whole config of one run; `model`, `dataset`, `optimizer`, `schedule` and `callbacks` are open: users bring theirs."""
+    """The whole config of one run. Model, dataset, optimizer, schedule and callbacks are open: users bring theirs."""
 
     precision: PrecisionConfig = MISSING
     loss_scale: LossScaleConfig = MISSING
@@ -96,7 +96,7 @@ class RunConfig:
 
 
 def register() -> None:
-    """Store the schema where config.yaml finds it, outside every group, so that `precision=glob(*)` sweeps options only."""
+    """Store the schema where config.yaml finds it, outside every group: `precision=glob(*)` is to sweep options only."""
     ConfigStore.instance().store(name=SCHEMA, node=RunConfig, provider="mp_hydra")
 
 
@@ -104,27 +104,26 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """Check a composed config and return it as plain containers with every interpolation resolved.
 
     Raises:
-        ConfigErrors: one line for every value that cannot be used.
+        InvalidConfigError: one line for every value that cannot be used.
     """
     for key in sorted(OmegaConf.missing_keys(config)):
         group = key.split(".", maxsplit=1)[0]
         cure = f"choose one of the options of the group, {group}=..." if group in GROUPS else "give a value"
-        raise ConfigErrors([ConfigError(key, None, cure)])
+        raise InvalidConfigError([ConfigError(key, None, cure)])
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True, enum_to_str=True)
     except InterpolationResolutionError as error:
-        raise ConfigErrors(
+        raise InvalidConfigError(
             [ConfigError(str(error.full_key), "${...}", str(error.msg).split("\n", maxsplit=1)[0])]
         ) from error
-    assert isinstance(plain, dict)
-    resolved = {str(key): value for key, value in plain.items()}
+    resolved = {str(key): value for key, value in dict(plain).items()}  # type: ignore[arg-type]
     found = problems(resolved)
     if found:
-        raise ConfigErrors(found)
+        raise InvalidConfigError(found)
     return resolved
 
 
-class ConfigErrors(Exception):
+class InvalidConfigError(Exception):
     """Every problem found in one config; `str` gives one line each."""
 
     def __init__(self, errors: list[ConfigError]) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something a user can put right; shown as one line, without a traceback.
-
-    >>> str(UserError("the disk is\\n  full"))
-    'the disk is full'
-    """
+    """Something a user can put right; shown as one line, without a traceback."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))

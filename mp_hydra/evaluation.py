@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_hydra.datasets import Data
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mp_hydra.datasets import Data
 
 FILE = "predictions.npz"
 

@@ -1,17 +1,19 @@
 """Epoch means over finite batches, and model state that a bad batch cannot poison.
 
-Keras averages every batch's loss, so one non-finite batch makes the epoch's loss nan, and a step that loss scaling skips
-has already moved BatchNorm's statistics. Both are undone inside the training step, without a synchronisation.
+Keras averages every batch's loss, so one non-finite batch makes the epoch's loss nan, and a step that loss scaling
+skips has already moved BatchNorm's statistics. Both are undone inside the training step, without a synchronisation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mp_hydra.scaled_optimizer import ScaledOptimizer
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mp_hydra.scaled_optimizer import ScaledOptimizer
 
 
 @contextmanager

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mp_hydra import hardware
 from mp_hydra.console import ProgressBar
 from mp_hydra.finite_steps import finite_steps
 from mp_hydra.preparation import Prepared, callbacks
 from mp_hydra.telemetry.callback import Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Fitted:
         metrics: the last value of every metric.
         absent: for metrics that could not be measured, the reason.
         sources: where each kind of measurement comes from.
+        step_ms: milliseconds of each steady step, in order.
     """
 
     steps: int
@@ -31,6 +37,11 @@ class Fitted:
     metrics: dict[str, float]
     absent: dict[str, str]
     sources: dict[str, str]
+    step_ms: list[float]
+
+    def save(self, directory: Path) -> None:
+        """Write step_times.npz: `milliseconds`, float64, one for each steady step in order."""
+        np.savez_compressed(directory / "step_times.npz", milliseconds=np.asarray(self.step_ms))
 
 
 def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[..., None]) -> Fitted:
@@ -68,4 +79,6 @@ def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[...
             telemetry.close()
             progress.close()
     counters = telemetry.counters()
-    return Fitted(counters.steps, counters.applied, last, telemetry.absent, telemetry.sources)
+    return Fitted(
+        counters.steps, counters.applied, last, telemetry.absent, telemetry.sources, telemetry.clock.intervals()
+    )

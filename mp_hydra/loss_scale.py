@@ -55,8 +55,8 @@ def next_state(rule: Rule, state: State, finite: Any, *, xp: Any = np) -> State:
         else:
             scale = max(scale * backoff_factor, minimum); finite_in_a_row = 0
 
-    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2, with the growth interval of 2000 that
-    the frameworks settled on; floor and ceiling are added.
+    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2, with the growth interval of 2000
+    that the frameworks settled on; floor and ceiling are added.
 
     Args:
         rule: the numbers.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from mp_hydra.errors import UserError
 from mp_hydra.tracking import Outcome, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
 
 
 class Terminated(SystemExit):
@@ -20,7 +23,7 @@ class Terminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
-class OutOfMemory(UserError):
+class MemoryExhaustedError(UserError):
     """The device or the host had no memory left: a result for a comparison, and an error for a single run."""
 
 
@@ -36,7 +39,7 @@ class Ending:
 def closing(run: Run) -> Iterator[Ending]:
     """Close `run` with the outcome of the block, whatever ends it, and let the exception go on.
 
-    Out-of-memory errors are recognised by class and raised on as `OutOfMemory`.
+    Out-of-memory errors are recognised by class and raised on as `MemoryExhaustedError`.
     """
     ending = Ending()
     try:
@@ -48,7 +51,7 @@ def closing(run: Run) -> Iterator[Ending]:
     except BaseException as error:
         if _is_out_of_memory(error):
             ending.outcome, ending.reason = Outcome.out_of_memory, _first_line(error)
-            raise OutOfMemory(f"out of memory: {_first_line(error)}; try a smaller batch_size") from error
+            raise MemoryExhaustedError(f"out of memory: {_first_line(error)}; try a smaller batch_size") from error
         if ending.outcome is Outcome.ok:
             ending.outcome = Outcome.error
         ending.reason = ending.reason or f"{type(error).__name__}: {_first_line(error)}"
@@ -75,7 +78,7 @@ def sigterm_raises() -> Iterator[None]:
         yield
         return
 
-    def handler(number: int, frame: FrameType | None) -> None:
+    def handler(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, handler)

@@ -8,15 +8,18 @@ with scoped_policy("mixed_bfloat16", tf32=True) as scope:
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from mp_hydra.errors import PrecisionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 SIXTEEN_BIT = ("float16", "bfloat16")
@@ -25,7 +28,7 @@ SATURATING = ("softmax", "sigmoid", "hard_sigmoid", "tanh", "log_softmax")
 
 @dataclass
 class Scope:
-    """What `scoped_policy` saw while it was in force: which layers were constructed, and with a dtype of their own or not."""
+    """What `scoped_policy` saw while it was in force: the layers constructed, and whether each was given a dtype."""
 
     policy: str
     dtype_given: WeakKeyDictionary[Any, bool] = field(default_factory=WeakKeyDictionary)
@@ -35,8 +38,8 @@ class Scope:
 def scoped_policy(policy: str, *, tf32: bool) -> Iterator[Scope]:
     """Set Keras' global dtype policy, float32 as floatx and the TF32 switch; restore all three whatever happens.
 
-    Keras' session state is cleared first, so that layer names and policy do not depend on what ran before. The policy is
-    per thread: layers constructed in another thread do not get it, and `require` names them.
+    Keras' session state is cleared first, so that layer names and policy do not depend on what ran before. The policy
+    is per thread: layers constructed in another thread do not get it, and `require` names them.
 
     Args:
         policy: "float32", "mixed_float16" or "mixed_bfloat16".
@@ -129,9 +132,7 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
             class_name=type(layer).__name__,
             policy=layer.dtype_policy.name,
             compute_dtype=layer.compute_dtype,
-            parameters=sum(
-                int(v.shape.num_elements() if hasattr(v.shape, "num_elements") else _size(v.shape)) for v in _own(layer)
-            ),
+            parameters=sum(math.prod(variable.shape) for variable in _own(layer)),
             dtype_given=scope.dtype_given.get(layer),
         )
         for layer in model._flatten_layers()  # noqa: SLF001 - the one recursive walk that Keras has
@@ -141,13 +142,6 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
 
 def _own(layer: Any) -> Iterable[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - without the sublayers'
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def needs_loss_scaling(records: Sequence[LayerRecord]) -> bool:
@@ -182,8 +176,8 @@ def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str
     reached = [record for record in weighted if record.compute_dtype == asked]
     if weighted and not reached and policy != "float32":
         raise PrecisionError(
-            f"no layer with weights computes in {asked}: all {len(weighted)} of them carry a dtype of their own. A model loaded "
-            f"from a file keeps the precision it was saved in; build it anew under the policy and copy its weights"
+            f"no layer with weights computes in {asked}: all {len(weighted)} of them carry a dtype of their own. A model "
+            f"loaded from a file keeps the precision it was saved in; build it anew under the policy and copy its weights"
         )
     total = sum(record.parameters for record in weighted)
     missed = sum(record.parameters for record in weighted if record.compute_dtype != asked)
@@ -212,7 +206,7 @@ def _untold(untold: Sequence[LayerRecord], asked: str) -> str:
     if first.dtype_given is None:
         why = "it was constructed before the policy was set, so build the model inside the function that model._target_ names"
     else:
-        why = "it took another policy, set inside the model's code or missing in another thread, where the policy is not in force"
+        why = "it took another policy: one set inside the model's code, or that of a thread where this one is not in force"
     return (
         f"layer {first.path} ({first.class_name}){more} computes in {first.compute_dtype}, not in {asked}: {why}; "
         f'if it is meant, construct it with dtype="{first.compute_dtype}" or list its path in precision.pinned'
@@ -298,8 +292,8 @@ def _require_float32_outputs(model: Any, outputs: Any) -> None:
         activation = getattr(getattr(head, "activation", None), "__name__", type(head).__name__.lower())
         if head.compute_dtype in SIXTEEN_BIT and activation in SATURATING:
             raise PrecisionError(
-                f"the head, layer {head.path} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, where "
-                f"confident mistakes get no gradient, and a cast afterwards does not mend that; "
+                f"the head, layer {head.path} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, "
+                f"where confident mistakes get no gradient, and a cast afterwards does not mend that; "
                 f'construct it with dtype="float32"'
             )
 

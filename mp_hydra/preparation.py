@@ -130,9 +130,11 @@ def _compile(model: Any, config: Mapping[str, Any], data: datasets.Data, mode: s
     metrics = (
         _instantiated("compile.metrics", settings["metrics"]) if settings["metrics"] is not None else default_metrics
     )
+    inner = _optimizer(config, data)
     try:
+        # Keras records what compile was given: with the inner optimizer there, what is saved names no class of ours.
         model.compile(
-            optimizer=_scaled(_optimizer(config, data), config, mode),
+            optimizer=inner,
             loss=loss,
             metrics=metrics,
             jit_compile=settings["jit_compile"],
@@ -141,6 +143,7 @@ def _compile(model: Any, config: Mapping[str, Any], data: datasets.Data, mode: s
         )
     except (ValueError, TypeError) as error:
         raise ConfigError("compile", "{...}", f"Keras rejects it: {error}") from error
+    model.optimizer = _scaled(inner, config, mode)
 
 
 def _defaults(data: datasets.Data) -> tuple[Any, list[str]]:
@@ -244,8 +247,8 @@ def callbacks(config: Mapping[str, Any]) -> list[Any]:
 
 
 MEASURED = (
-    "loss_scale/value", "loss_scale/skipped_steps", "loss_scale/applied_steps", "train/nonfinite_batches", "gradients/global_norm",
-    "gradients/global_norm_max", "memory/peak_mib", "memory/baseline_mib", "memory/training_mib", "memory/state_mib",
+    "loss_scale/value", "loss_scale/skipped_steps", "loss_scale/applied_steps", "train/nonfinite_batches",
+    "gradients/global_norm", "gradients/global_norm_max", "memory/peak_mib", "memory/baseline_mib", "memory/training_mib", "memory/state_mib",
     "memory/host_peak_mib", "memory/device_used_peak_mib", "time/first_step_seconds", "time/step_ms", "time/step_ms_p95",
     "time/samples_per_second", "time/epoch_seconds", "time/train_seconds", "energy/joules",
 )  # fmt: skip

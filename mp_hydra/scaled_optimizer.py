@@ -137,6 +137,18 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):
             self.dynamic_scale.assign(after.scale)
             self.step_counter.assign(ops.cast(after.finite_in_a_row, self.step_counter.dtype))
 
+    def save_own_variables(self, store: Any) -> None:
+        """Store what the inner optimizer would store, so that a saved model opens in plain Keras with its state."""
+        self.inner_optimizer.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """The inverse of `save_own_variables`; scale and counters keep the values they have."""
+        self.inner_optimizer.load_own_variables(store)
+
+    def __dir__(self) -> list[str]:
+        # Keras saves every optimizer that it finds in dir(): the inner one would be stored a second time.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
+
     def counters(self) -> Counters:
         """Read the counters; this waits until the device has finished the last step."""
         return Counters(

@@ -1,4 +1,4 @@
-"""TensorFlow's start: its allocator and memory growth set in time, its chatter kept off the screen, a missing GPU noticed."""
+"""TensorFlow's start: allocator and memory growth set in time, chatter kept off the screen, a missing GPU noticed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mp_hydra import hardware
 from mp_hydra.telemetry.memory import Unavailable, count_every_cpu_allocation
 from mp_hydra.telemetry.nvml import driver_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,7 @@ class Data:
         validation: None where the builder gave none and `validation_fraction` is 0.
         test: test samples.
         input_shape: one sample as the model receives it, after resizing; None for nested structures of a tf.data set.
-        input_dtype: "float32", or "int32" for token ids.
+        input_dtype: "float32", or "int32" for token ids; nested structures keep the types of their tensors.
         classes: None for regression.
         outputs: classes, or number of regression targets.
         vocabulary: number of token ids; None where x are not token ids.
@@ -124,6 +125,15 @@ class Data:
     digest: str
     source: str
     peak_input: float | None
+
+    def profile(self) -> str:
+        """Sizes and shapes as JSON, for a record of the run."""
+        sizes = {
+            "train": self.train.size,
+            "validation": self.validation.size if self.validation else 0,
+            "test": self.test.size,
+        }
+        return json.dumps({**sizes, "classes": self.classes, "input_shape": self.input_shape})
 
 
 def in_order(index: npt.NDArray[np.int64], seed: int | None) -> tf.data.Dataset:

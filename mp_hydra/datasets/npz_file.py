@@ -33,21 +33,24 @@ def npz(path: str | None = None) -> dict[str, Any]:
     """
     file = absolute(path, "give the path of an .npz file with x_train, y_train, x_test and y_test")
     try:
-        archive = np.load(file, allow_pickle=False)
+        with file.open("rb") as stream:
+            found = _read(np.load(stream, allow_pickle=False), file)
     except FileNotFoundError as error:
         raise DataError(f"dataset npz: there is no file {file}") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or "it is no .npz file, or a damaged one"
         raise DataError(f"dataset npz: {file} cannot be read: {reason}") from error
+    return {**found, "source": str(file)}
+
+
+def _read(archive: Any, file: Path) -> dict[str, Any]:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"dataset npz: {file} holds a single array; save several with numpy.savez")
-    with archive:
-        if missing := [name for name in _NEEDED if name not in archive.files]:
-            raise DataError(
-                f"dataset npz: {file} has no {', '.join(missing)}; it holds {', '.join(archive.files) or 'no arrays'}"
-            )
-        found = {name: _member(archive, name, file) for name in (*_NEEDED, *_OPTIONAL) if name in archive.files}
-    return {**found, "source": str(file)}
+    if missing := [name for name in _NEEDED if name not in archive.files]:
+        raise DataError(
+            f"dataset npz: {file} has no {', '.join(missing)}; it holds {', '.join(archive.files) or 'no arrays'}"
+        )
+    return {name: _member(archive, name, file) for name in (*_NEEDED, *_OPTIONAL) if name in archive.files}
 
 
 def _member(archive: Any, name: str, file: Path) -> Any:

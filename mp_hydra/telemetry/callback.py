@@ -1,7 +1,7 @@
 """The Keras callback that measures a training and reports it; import it late, it imports Keras.
 
-It overrides no `on_train_batch_end`: that would make Keras convert the logs of every batch to Python numbers, and wait for
-the device to do so.
+It overrides no `on_train_batch_end`: that would make Keras convert the logs of every batch to Python numbers, and wait
+for the device to do so.
 """
 
 from __future__ import annotations

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from mp_hydra.datasets import load
 from mp_hydra.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Builder = Callable[..., dict[str, Any]]
 
 X = np.zeros((6, 3), np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -61,7 +70,7 @@ BAD_RESULTS: dict[str, tuple[Any, str]] = {
     ),
     "objects": (lambda: mapping(x_train=np.array([{}] * 6)), "x_train holds object"),
     "ragged": (lambda: mapping(x_train=[[1, 2], [3]]), "x_train is no array"),
-    "complex": (lambda: mapping(x_train=X + 1j), "x_train holds complex128"),
+    "complex": (lambda: mapping(x_train=X + 1j), "x_train holds complex64"),
     "text": (lambda: mapping(x_train=np.array(["a"] * 6)), "x_train holds <U1"),
     "text labels": (lambda: mapping(y_train=np.array(["a"] * 6)), "y_train holds <U1"),
     "negative label": (lambda: mapping(y_test=Y - 1), "y_test holds the label -1; class indices start at 0"),
@@ -125,7 +134,7 @@ BAD_RESULTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.fixture
-def use(tmp_path, monkeypatch):
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "users_bad_data", raising=False)
     (tmp_path / "users_bad_data.py").write_text("make = None\nnumber = 3\n\n\ndef build(width=1):\n    return make()\n")
@@ -139,7 +148,7 @@ def use(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("make", "line"), BAD_RESULTS.values(), ids=BAD_RESULTS)
-def test_bad_data_get_one_line(use, make, line) -> None:
+def test_bad_data_get_one_line(use: Builder, make: Any, line: str) -> None:
     with pytest.raises(DataError) as caught:
         load(use(make), seed=0)
     message = str(caught.value)
@@ -173,29 +182,29 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("keys", "line"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_bad_config_values_get_one_line_with_the_key(use, keys, line) -> None:
+def test_bad_config_values_get_one_line_with_the_key(use: Builder, keys: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load({**use(mapping), **keys}, seed=0)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_classes_below_a_label_are_refused(use) -> None:
+def test_classes_below_a_label_are_refused(use: Builder) -> None:
     with pytest.raises(DataError, match="holds the label 2; with 2 classes the largest is 1"):
         load(use(mapping, classes=2), seed=0)
 
 
-def test_classes_with_float_labels_are_refused(use) -> None:
+def test_classes_with_float_labels_are_refused(use: Builder) -> None:
     with pytest.raises(DataError, match=r"y_train holds float64 but there are 5 classes"):
         load(use(lambda: mapping(y_train=Y / 2, y_test=Y / 2), classes=5), seed=0)
 
 
-def test_nested_structures_cannot_be_scaled(use) -> None:
+def test_nested_structures_cannot_be_scaled(use: Builder) -> None:
     with pytest.raises(ConfigError, match=r"dataset\.scale=2\.0: x of dataset own is a nested structure"):
         load(use(lambda: (tf_set({"a": X}, Y), tf_set({"a": X}, Y)), scale=2), seed=0)
 
 
-def test_tf_data_of_different_shapes_are_refused(use) -> None:
+def test_tf_data_of_different_shapes_are_refused(use: Builder) -> None:
     import tensorflow as tf
 
     def samples():
@@ -207,7 +216,7 @@ def test_tf_data_of_different_shapes_are_refused(use) -> None:
         load(use(lambda: [tf.data.Dataset.from_generator(samples, output_signature=spec)] * 2), seed=0)
 
 
-def test_a_failing_generator_is_one_line(use) -> None:
+def test_a_failing_generator_is_one_line(use: Builder) -> None:
     import tensorflow as tf
 
     def samples():
@@ -219,7 +228,7 @@ def test_a_failing_generator_is_one_line(use) -> None:
         load(use(lambda: [tf.data.Dataset.from_generator(samples, output_signature=spec)] * 2), seed=0)
 
 
-def test_a_module_that_fails_on_import_is_named_with_its_error(tmp_path, monkeypatch) -> None:
+def test_a_module_that_fails_on_import_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "users_broken_module.py").write_text("import not_installed_anywhere\n")
     with pytest.raises(ConfigError, match="ModuleNotFoundError: No module named 'not_installed_anywhere'"):
