@@ -272,6 +272,7 @@ _CHECKS: dict[str, Check] = {
     "dataset.validation_fraction": _number(least=0, below=1),
     "dataset.size": _integer(1),
     "dataset.classes": lambda value: None if value is None else _integer(2)(value),
+    "model.momentum": _number(least=0, below=1),
     "model.dropout": _number(least=0, below=1),
 }
 
