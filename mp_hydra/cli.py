@@ -18,6 +18,33 @@ def cli() -> None:
 
 
 @cli.command()
+@click.option("--gradients", is_flag=True, required=True, help="Where each layer's gradients lie in float16's range.")
+@click.option(
+    "--batches", default=3, show_default=True, type=click.IntRange(min=1), help="Training batches to look at."
+)
+@click.option(
+    "--output", default="audit", show_default=True, type=click.Path(path_type=Path), help="Directory to write to."
+)
+@click.argument("overrides", nargs=-1)
+def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: Path) -> None:
+    """Look at the configured model without training it.
+
+    OVERRIDES are those of mp-hydra-train, such as model=vit dataset=cifar10. Gradients are taken in float32, whatever the
+    precision, and then placed in float16's range.
+    """
+    from rich.console import Console
+
+    from mp_hydra import gradient_report
+    from mp_hydra.app import composed
+
+    config = composed([*overrides, "precision=fp32", "loss_scale=none"])
+    ranges = gradient_report.measure(config, batches)
+    gradient_report.show(ranges, Console())
+    for path in gradient_report.save(ranges, output):
+        click.echo(f"wrote {path}")
+
+
+@cli.command()
 @click.argument("spool", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def sync(spool: tuple[Path, ...]) -> None:
     """Send what could not reach the tracking server: the mlflow-spool-*.jsonl files that a run named when it ended."""
@@ -37,8 +64,11 @@ def sync(spool: tuple[Path, ...]) -> None:
 
 def main() -> None:
     """Run the command on `sys.argv`; a user's error is one line and exit code 1."""
+    from mp_hydra.config import InvalidConfigError
+
     try:
         cli.main(prog_name="mp-hydra", standalone_mode=True)
-    except UserError as error:
-        click.echo(f"mp_hydra: {error}", err=True)
+    except (UserError, InvalidConfigError) as error:
+        for line in str(error).splitlines():
+            click.echo(f"mp_hydra: {line}", err=True)
         sys.exit(1)

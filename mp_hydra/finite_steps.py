@@ -6,6 +6,7 @@ skips has already moved BatchNorm's statistics. Both are undone inside the train
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -16,51 +17,79 @@ if TYPE_CHECKING:
     from mp_hydra.scaled_optimizer import ScaledOptimizer
 
 
+class Batches:
+    """Training batches, counted on the device: it knows them one by one under `steps_per_execution` too."""
+
+    def __init__(self) -> None:
+        import keras
+
+        # One variable for both counts is one kernel fewer in each step.
+        self._counts = keras.Variable([0, 0], dtype="int64", trainable=False, name="batches")
+
+    def add(self, bad: Any) -> None:
+        """Count one batch; `bad` is a boolean tensor: whether it is left out of the means."""
+        import tensorflow as tf
+
+        self._counts.assign_add(tf.stack([tf.ones((), "int64"), tf.cast(bad, "int64")]))
+
+    def read(self) -> tuple[int, int]:
+        """Batches seen, and batches left out of the means; waits until the device has finished the last step."""
+        seen, left_out = self._counts.numpy()
+        return int(seen), int(left_out)
+
+
 @contextmanager
-def finite_steps(model: Any, optimizer: ScaledOptimizer) -> Iterator[Any]:
+def finite_steps(model: Any, optimizer: ScaledOptimizer) -> Iterator[Batches]:
     """While in force, restore after each training batch what that batch made worse.
 
     The floating-point non-trainable variables (moving statistics) are restored if the step was skipped or left one of
     them non-finite; all metric variables are restored if one became non-finite. The override lives on the instance, so
-    that what is saved meanwhile carries the model's own class.
+    that what is saved meanwhile carries the model's own class. A `train_step` of the user's whose logs have other names
+    than the model's metrics gives its own logs, as they are.
 
     Args:
         model: a compiled Keras model, built.
-        optimizer: its optimizer.
+        optimizer: its optimizer, built.
 
     Yields:
-        A Keras variable, int64: how many batches were left out of the means.
+        The counts of batches seen and of batches left out of the means.
     """
     import keras
 
-    left_out = keras.Variable(0, dtype="int64", trainable=False, name="nonfinite_batches")
+    batches = Batches()
     own_step = model.train_step
 
     def train_step(self: Any, data: Any) -> Any:
         import tensorflow as tf
 
         state = [v for v in self.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
-        state_before, skipped_before = _values(state), _skipped(optimizer)
+        state_before, skipped_before = _values(state), optimizer.skipped_steps()
         metrics = list(self.metrics_variables)
         metrics_before = _values(metrics)
         logs = own_step(data)
         if state:
-            bad_state = (_skipped(optimizer) != skipped_before) | ~_all_finite(state)
+            bad_state = (optimizer.skipped_steps() != skipped_before) | ~_all_finite(state)
             tf.cond(bad_state, lambda: _assign(state, state_before), lambda: None)
         bad_metrics = ~_all_finite(metrics)
-        left_out.assign_add(tf.cast(bad_metrics, "int64"))
+        batches.add(bad_metrics)
         if metrics:
             tf.cond(bad_metrics, lambda: _assign(metrics, metrics_before), lambda: None)
         restored = self.get_metrics_result()
-        return restored if set(restored) == set(logs) else logs
+        return restored if _names(restored) == _names(logs) else logs
 
     model.__dict__["train_step"] = MethodType(train_step, model)
     model.train_function = None
     try:
-        yield left_out
+        yield batches
     finally:
         del model.__dict__["train_step"]
         model.train_function = None
+
+
+def _names(logs: Mapping[str, Any]) -> set[str]:
+    """The metrics in logs; those of `compile` may stand in a mapping of their own, which Keras flattens."""
+    nested = [_names(value) for value in logs.values() if isinstance(value, Mapping)]
+    return {name for name, value in logs.items() if not isinstance(value, Mapping)}.union(*nested)
 
 
 def _values(variables: list[Any]) -> list[Any]:
@@ -69,19 +98,13 @@ def _values(variables: list[Any]) -> list[Any]:
     return [tf.identity(variable.value) for variable in variables]
 
 
-def _skipped(optimizer: ScaledOptimizer) -> Any:
-    return optimizer.steps.value - optimizer.applied.value
-
-
 def _all_finite(variables: list[Any]) -> Any:
     import tensorflow as tf
 
-    floats = [v.value for v in variables if v.value.dtype.is_floating]
-    return (
-        tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
-        if floats
-        else tf.constant(value=True)
-    )
+    # A sum is finite only if every term is: one pass over each variable. (Finite terms whose sum leaves float32's range
+    # count as not finite.)
+    sums = [tf.cast(tf.reduce_sum(v.value), "float32") for v in variables if v.value.dtype.is_floating]
+    return tf.math.is_finite(tf.add_n(sums)) if sums else tf.constant(value=True)
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ class Rule:
         backoff_factor: what it is multiplied by after a non-finite step; between 0 and 1.
         minimum: the floor; above 0, since a scale of 0 turns every gradient into 0/0.
         maximum: the ceiling; finite, since a scale of inf never comes back.
+
+    Raises:
+        ValueError: for a number out of these ranges.
     """
 
     growth_interval: int = 2000
@@ -36,6 +40,19 @@ class Rule:
     backoff_factor: float = 0.5
     minimum: float = 1.0
     maximum: float = 2.0**32
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        right = {
+            "growth_interval": self.growth_interval >= 1,
+            "growth_factor": 1 < self.growth_factor < math.inf,
+            "backoff_factor": 0 < self.backoff_factor < 1,
+            "minimum": 0 < self.minimum <= self.maximum,
+            "maximum": self.maximum < math.inf,
+        }
+        for name, holds in right.items():
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)} is out of range; see mp_hydra.loss_scale.Rule")
 
 
 class State(NamedTuple):
