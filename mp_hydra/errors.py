@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class UserError(Exception):
     """Something a user can put right; shown as one line, without a traceback."""
@@ -23,8 +25,12 @@ class ConfigError(UserError):
     """
 
     def __init__(self, key: str, value: object, problem: str) -> None:
-        self.key = key
+        self.key, self.value, self.problem = key, value, problem
         super().__init__(f"{key}={_as_yaml(value)}: {problem}")
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
+        # Launchers send errors from process to process, and pickle would call the class with the message alone.
+        return type(self), (self.key, self.value, self.problem)
 
 
 class DataError(UserError):
@@ -46,4 +52,10 @@ class TrackingError(UserError):
 def _as_yaml(value: object) -> str:
     if value is None:
         return "null"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_as_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_as_yaml(item) for item in value)}]"
+    if value == "":
+        return "''"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -54,11 +54,11 @@ def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[...
         log_metrics(metrics, step=step)
 
     device = hardware.training_device()
-    with finite_steps(model, prepared.optimizer) as nonfinite_batches:
+    with finite_steps(model, prepared.optimizer) as batches:
         telemetry = Telemetry(
             report,
             optimizer=prepared.optimizer,
-            nonfinite_batches=nonfinite_batches,
+            batches=batches,
             batch_size=batch_size,
             samples=data.train.size,
             device=device,
@@ -78,7 +78,6 @@ def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[...
         finally:
             telemetry.close()
             progress.close()
-    counters = telemetry.counters()
     return Fitted(
-        counters.steps, counters.applied, last, telemetry.absent, telemetry.sources, telemetry.clock.intervals()
+        telemetry.seen, telemetry.applied, last, telemetry.absent, telemetry.sources, telemetry.clock.intervals()
     )

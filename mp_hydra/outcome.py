@@ -39,7 +39,7 @@ class Ending:
 def closing(run: Run) -> Iterator[Ending]:
     """Close `run` with the outcome of the block, whatever ends it, and let the exception go on.
 
-    Out-of-memory errors are recognised by class and raised on as `MemoryExhaustedError`.
+    Out-of-memory errors are recognised by class, as causes of others too, and raised on as `MemoryExhaustedError`.
     """
     ending = Ending()
     try:
@@ -49,9 +49,10 @@ def closing(run: Run) -> Iterator[Ending]:
         ending.outcome, ending.reason = Outcome.killed, type(error).__name__
         raise
     except BaseException as error:
-        if _is_out_of_memory(error):
-            ending.outcome, ending.reason = Outcome.out_of_memory, _first_line(error)
-            raise MemoryExhaustedError(f"out of memory: {_first_line(error)}; try a smaller batch_size") from error
+        exhausted = _out_of_memory(error)
+        if exhausted is not None:
+            ending.outcome, ending.reason = Outcome.out_of_memory, _first_line(exhausted)
+            raise MemoryExhaustedError(f"out of memory: {ending.reason}; try a smaller batch_size") from error
         if ending.outcome is Outcome.ok:
             ending.outcome = Outcome.error
         ending.reason = ending.reason or f"{type(error).__name__}: {_first_line(error)}"
@@ -60,10 +61,17 @@ def closing(run: Run) -> Iterator[Ending]:
         run.close(ending.outcome, reason=ending.reason)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def _out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error, or the first in the chain of its causes, that says that there was no memory left."""
     import tensorflow as tf
 
-    return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
+            return error
+        seen.add(id(error))
+        error = error.__cause__
+    return None
 
 
 def _first_line(error: BaseException) -> str:

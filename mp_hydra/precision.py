@@ -12,7 +12,7 @@ import math
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import MethodType
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -128,7 +128,7 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
 
     return [
         LayerRecord(
-            path=layer.path or layer.name,
+            path=_path(layer),
             class_name=type(layer).__name__,
             policy=layer.dtype_policy.name,
             compute_dtype=layer.compute_dtype,
@@ -138,6 +138,10 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
         for layer in model._flatten_layers()  # noqa: SLF001 - the one recursive walk that Keras has
         if not container(layer)
     ]
+
+
+def _path(layer: Any) -> str:
+    return str(layer.path or layer.name)  # a layer that has not been built has no path
 
 
 def _own(layer: Any) -> Iterable[Any]:
@@ -227,63 +231,81 @@ def probe(model: Any, batch: Any) -> Any:
         PrecisionError: if integer ids reach an Embedding as 16-bit floats, which rounds ids above 2048 (float16) or 256
             (bfloat16), or if an output or its activation is computed in 16 bits.
     """
-    rounded: list[tuple[str, str]] = []
+    calls: list[_Call] = []
     with ExitStack() as stack:
-        for layer in _embeddings(model):
-            stack.enter_context(_watched(layer, rounded))
-        # Only an unbuilt model could hide an Embedding from the walk above, so those are run twice.
-        built = model.built
+        watched: set[int] = set()
+        _watch(model, watched, calls, stack)
+        built = len(watched)
         outputs = model(batch)
-        if not built:
-            for layer in _embeddings(model):
-                stack.enter_context(_watched(layer, rounded))
+        # What was constructed only now was not watched, and may have hidden an Embedding or the head: run it again.
+        _watch(model, watched, calls, stack)
+        if len(watched) > built:
             outputs = model(batch)
-    if rounded:
-        path, dtype = rounded[0]
-        limit = {"float16": 2048, "bfloat16": 256}[dtype]
-        raise PrecisionError(
-            f"layer {path} (Embedding) receives its ids as {dtype}, which rounds ids above {limit} to wrong rows; "
-            f'begin the model with keras.Input(..., dtype="int32")'
-        )
-    _require_float32_outputs(model, outputs)
+    for layer, arrived, _ in calls:
+        if arrived in SIXTEEN_BIT and isinstance(layer, _embedding_class()):
+            limit = {"float16": 2048, "bfloat16": 256}[arrived]
+            raise PrecisionError(
+                f"layer {_path(layer)} (Embedding) receives its ids as {arrived}, which rounds ids above {limit} to wrong rows; "
+                f'begin the model with keras.Input(..., dtype="int32")'
+            )
+    _require_float32_outputs(model, outputs, calls)
     return outputs
 
 
-def _embeddings(model: Any) -> list[Any]:
+_Call = tuple[Any, str, Any]  # a layer, the dtype that arrived in its `call`, and what it returned
+
+
+def _embedding_class() -> Any:
     import keras
 
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]  # noqa: SLF001
+    return keras.layers.Embedding
+
+
+def _watch(model: Any, watched: set[int], calls: list[_Call], stack: ExitStack) -> None:
+    """Watch the layers that are needed: Embeddings, and where no graph tells the head, all layers without sublayers."""
+    graph = bool(getattr(model, "outputs", None))
+    for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - the one recursive walk that Keras has
+        needed = isinstance(layer, _embedding_class()) or not (graph or layer._layers)  # noqa: SLF001
+        if needed and id(layer) not in watched:
+            watched.add(id(layer))
+            stack.enter_context(_watched(layer, calls))
 
 
 @contextmanager
-def _watched(layer: Any, rounded: list[tuple[str, str]]) -> Iterator[None]:
+def _watched(layer: Any, calls: list[_Call]) -> Iterator[None]:
     """Note the dtype that arrives in `call`, after Keras' autocast; the override lives on the instance only."""
-    original = layer.call
-
-    def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        dtype = getattr(inputs.dtype, "name", str(inputs.dtype))
-        if dtype in SIXTEEN_BIT:
-            rounded.append((self.path or self.name, dtype))
-        return original(inputs, *args, **kwargs)
-
     if "call" in layer.__dict__:
         yield
         return
-    object.__setattr__(layer, "call", MethodType(call, layer))
+    original = layer.call
+
+    # Keras looks into the signature of `call` for what it passes on.
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        calls.append((layer, _dtype(next(iter((*args, *kwargs.values())), None)), result))
+        return result
+
+    object.__setattr__(layer, "call", call)
     try:
         yield
     finally:
         object.__delattr__(layer, "call")
 
 
-def _require_float32_outputs(model: Any, outputs: Any) -> None:
+def _dtype(tensor: Any) -> str:
+    dtype = getattr(tensor, "dtype", "")
+    return str(getattr(dtype, "name", dtype))
+
+
+def _require_float32_outputs(model: Any, outputs: Any, calls: Sequence[_Call]) -> None:
     import keras
 
-    heads = _heads(model)
+    heads = _heads(model) if getattr(model, "outputs", None) else _heads_by_value(outputs, calls)
     for output in keras.tree.flatten(outputs):
-        dtype = getattr(output.dtype, "name", str(output.dtype))
+        dtype = _dtype(output)
         if dtype in SIXTEEN_BIT:
-            name = f"layer {heads[0].path} ({type(heads[0]).__name__})" if heads else f"model {model.name}"
+            name = f"layer {_path(heads[0])} ({type(heads[0]).__name__})" if heads else f"model {model.name}"
             raise PrecisionError(
                 f"the head, {name}, gives {dtype} outputs: loss and metrics would be computed from rounded predictions; "
                 f'construct it with dtype="float32", its activation included'
@@ -292,7 +314,7 @@ def _require_float32_outputs(model: Any, outputs: Any) -> None:
         activation = getattr(getattr(head, "activation", None), "__name__", type(head).__name__.lower())
         if head.compute_dtype in SIXTEEN_BIT and activation in SATURATING:
             raise PrecisionError(
-                f"the head, layer {head.path} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, "
+                f"the head, layer {_path(head)} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, "
                 f"where confident mistakes get no gradient, and a cast afterwards does not mend that; "
                 f'construct it with dtype="float32"'
             )
@@ -321,6 +343,25 @@ def _heads(model: Any) -> list[Any]:
             tensors += list(operation._inbound_nodes[history.node_index].input_tensors)  # noqa: SLF001
         elif isinstance(operation, keras.layers.Layer):
             found.append(operation)
+    return found
+
+
+def _heads_by_value(outputs: Any, calls: Sequence[_Call]) -> list[Any]:
+    """The same for a model without a graph: for each output the last layer that returned these very numbers."""
+    import keras
+    import numpy as np
+
+    def numbers(tensor: Any) -> Any:
+        # float32 holds every 16-bit number; tensors inside a loop have no numbers.
+        return np.asarray(tensor.numpy(), "float32").ravel() if hasattr(tensor, "numpy") else None
+
+    found = []
+    for output in keras.tree.flatten(outputs):
+        wanted = numbers(output)
+        for layer, _, result in reversed(calls):
+            if not _passes(layer) and any(np.array_equal(wanted, numbers(r)) for r in keras.tree.flatten(result)):
+                found.append(layer)
+                break
     return found
 
 

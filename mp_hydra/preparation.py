@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.errors import InstantiationException
+
 from mp_hydra import datasets
 from mp_hydra.config import suggestion
 from mp_hydra.errors import ConfigError, DataError, ModelError
@@ -80,7 +82,7 @@ def prepare(config: Mapping[str, Any], data: datasets.Data, scope: Scope) -> Pre
         warnings.append("layers compute in float16 without loss scaling: gradients below 6e-8 become zero")
     _compile(model, config, data, mode)
     _check_outputs(config, model, data, outputs)
-    model._symbolic_build(data_batch=batch)  # noqa: SLF001 - creates metric and optimizer variables before memory is measured
+    _build_compiled(config["compile"], model, batch)
     _check_objective(config["objective"], model, has_validation=data.validation is not None)
     return Prepared(data, model, model.optimizer, layers, warnings)
 
@@ -102,14 +104,35 @@ def _flat(structure: Any) -> list[Any]:
 
 
 def _check_outputs(config: Mapping[str, Any], model: Any, data: datasets.Data, outputs: Any) -> None:
-    """Catch, for the loss that is ours by default, a head of the wrong width before it shows as a broken loss."""
-    ours = config["compile"]["loss"] is None and model.loss.__class__.__name__ == "SparseCategoricalCrossentropy"
+    """Catch, for the losses that are ours by default, a head of the wrong width before it shows as a broken loss."""
+    default = "MeanSquaredError" if data.classes is None else "SparseCategoricalCrossentropy"
+    ours = config["compile"]["loss"] is None and type(model.loss).__name__ == default
     flat = _flat(outputs)
-    if ours and len(flat) == 1 and flat[0].shape[-1] != data.classes:
+    if not ours or len(flat) != 1:
+        return
+    width = flat[0].shape[-1] if len(flat[0].shape) > 1 else 1
+    if width != data.outputs:
+        each, what = ("output", "target") if data.classes is None else ("logit", "class")
         raise ModelError(
-            f"the model gives {flat[0].shape[-1]} outputs for {data.classes} classes; "
-            f"give it one logit for each class, or set compile.loss to the loss that fits"
+            f"the model gives {width} outputs for {data.outputs} {'targets' if data.classes is None else 'classes'}; "
+            f"give it one {each} for each {what}, or set compile.loss to the loss that fits"
         )
+
+
+def _build_compiled(settings: Mapping[str, Any], model: Any, batch: Any) -> None:
+    """Create metric and optimizer variables before memory is measured; a first call of loss and metrics, too."""
+    try:
+        model._symbolic_build(data_batch=batch)  # noqa: SLF001 - compile() defers it to the first training step
+    except (ValueError, TypeError) as error:
+        named = {key: settings[key] for key in ("loss", "metrics") if settings[key] is not None}
+        if not named:
+            raise
+        key = f"compile.{next(iter(named))}" if len(named) == 1 else "compile"
+        value = next(iter(named.values())) if len(named) == 1 else named
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            key, value, f"it does not fit the model's outputs and the dataset's targets: {why}"
+        ) from error
 
 
 def _compile(model: Any, config: Mapping[str, Any], data: datasets.Data, mode: str) -> None:
@@ -119,17 +142,17 @@ def _compile(model: Any, config: Mapping[str, Any], data: datasets.Data, mode: s
         log.info(
             "the model comes compiled: its own optimizer, loss and metrics are kept (compile.replace=true replaces them)"
         )
-        model.optimizer = _scaled(_unwrapped(model.optimizer), config, mode)
+        _exchange_optimizer(model, config, mode)
         if settings["steps_per_execution"] > 1:
             model.steps_per_execution = settings["steps_per_execution"]
         if settings["jit_compile"] != "auto":
             model.jit_compile = settings["jit_compile"]
         return
     default_loss, default_metrics = _defaults(data)
-    loss = _instantiated("compile.loss", settings["loss"]) if settings["loss"] is not None else default_loss
-    metrics = (
-        _instantiated("compile.metrics", settings["metrics"]) if settings["metrics"] is not None else default_metrics
-    )
+    loss = default_loss if settings["loss"] is None else _keras_objects("loss", settings["loss"])
+    metrics = default_metrics if settings["metrics"] is None else _keras_objects("metrics", settings["metrics"])
+    if not isinstance(metrics, (list, dict)):
+        metrics = [metrics]
     inner = _optimizer(config, data)
     try:
         # Keras records what compile was given: with the inner optimizer there, what is saved names no class of ours.
@@ -146,6 +169,29 @@ def _compile(model: Any, config: Mapping[str, Any], data: datasets.Data, mode: s
     model.optimizer = _scaled(inner, config, mode)
 
 
+# Keras finds out from the outputs what these mean.
+_METRICS_BY_OUTPUT = ("accuracy", "acc", "crossentropy", "ce")
+
+
+def _keras_objects(kind: str, node: Any) -> Any:
+    """`compile.loss` or `compile.metrics`: a name, a node with `_target_`, or a list or mapping by output of these."""
+    import keras
+
+    if isinstance(node, list):
+        return [_keras_objects(kind, item) for item in node]
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            return _instantiated(f"compile.{kind}", node)
+        return {output: _keras_objects(kind, item) for output, item in node.items()}
+    if isinstance(node, str) and not (kind == "metrics" and node in _METRICS_BY_OUTPUT):
+        try:
+            (keras.losses if kind == "loss" else keras.metrics).get(node)
+        except ValueError as error:
+            cure = "no such name in Keras; write it as in keras.losses or keras.metrics, or give its _target_"
+            raise ConfigError(f"compile.{kind}", node, cure) from error
+    return node
+
+
 def _defaults(data: datasets.Data) -> tuple[Any, list[str]]:
     import keras
 
@@ -154,13 +200,23 @@ def _defaults(data: datasets.Data) -> tuple[Any, list[str]]:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"]
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """A copy of a compiled model's optimizer, out of the loss scaling that `compile` may have put around it."""
+def _exchange_optimizer(model: Any, config: Mapping[str, Any], mode: str) -> None:
+    """Put a scaled copy in place of a compiled model's optimizer: with its state, without loss scaling of its own."""
     import keras
 
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return type(optimizer).from_config(optimizer.get_config())
+    theirs = model.optimizer
+    if isinstance(theirs, keras.optimizers.LossScaleOptimizer):
+        theirs = theirs.inner_optimizer
+    copy = type(theirs).from_config(theirs.get_config())
+    model.optimizer = _scaled(copy, config, mode)
+    if not theirs.built:
+        return
+    model.optimizer.build(model.trainable_variables)
+    if [v.shape for v in copy.variables] != [v.shape for v in theirs.variables]:
+        log.warning("the state of the model's optimizer does not fit the variables that train now, so it starts anew")
+        return
+    for variable, value in zip(copy.variables, theirs.variables, strict=True):
+        variable.assign(value)
 
 
 def _scaled(inner: Any, config: Mapping[str, Any], mode: str) -> Any:
@@ -180,50 +236,58 @@ def _scaled(inner: Any, config: Mapping[str, Any], mode: str) -> Any:
 
 
 def _optimizer(config: Mapping[str, Any], data: datasets.Data) -> Any:
+    import keras
+
     node = dict(config["optimizer"])
     schedule = config.get("schedule") or {}
     if schedule.get("_target_"):
         node["learning_rate"] = _schedule(config, data)
+        kind = type(node["learning_rate"])
+        if not issubclass(kind, keras.optimizers.schedules.LearningRateSchedule):
+            raise ConfigError(
+                "schedule._target_", schedule["_target_"], f"gives a {kind.__name__}, not a Keras schedule"
+            )
     optimizer = _instantiated("optimizer", node)
-    import keras
-
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            "optimizer._target_", node["_target_"], f"gives a {type(optimizer).__name__}, not a keras Optimizer"
+            "optimizer._target_", node["_target_"], f"gives a {type(optimizer).__name__}, not a Keras optimizer"
         )
     return optimizer
 
 
 def _schedule(config: Mapping[str, Any], data: datasets.Data) -> Any:
-    """The learning-rate schedule, over what is left of the run where decay_steps is null."""
+    """The learning-rate schedule, over what is left of the run where decay_steps is null.
+
+    Keras asks a schedule for the rate by training batches, under gradient accumulation too.
+    """
     node = dict(config["schedule"])
     if node.get("decay_steps", 0) is None:
-        accumulated = config["optimizer"].get("gradient_accumulation_steps") or 1
-        total = config["epochs"] * math.ceil(data.train.size / config["batch_size"]) // accumulated
-        rest = total - node.get("warmup_steps", 0)
+        batches = config["epochs"] * math.ceil(data.train.size / config["batch_size"])
+        rest = batches - node.get("warmup_steps", 0)
         if rest < 1:
-            raise ConfigError(
-                "schedule.warmup_steps", node["warmup_steps"], f"the run has only {total} optimizer steps"
-            )
+            raise ConfigError("schedule.warmup_steps", node["warmup_steps"], f"the run has only {batches} batches")
         node["decay_steps"] = rest
     return _instantiated("schedule", node)
 
 
-def _instantiated(key: str, node: Any) -> Any:
-    """Hydra's instantiate over strings, nodes with `_target_`, and lists of both; one line for what fails."""
-    from hydra.errors import InstantiationException
+def _instantiated(key: str, node: Mapping[str, Any]) -> Any:
+    """Hydra's instantiate on a node with `_target_`; one line for what fails."""
     from hydra.utils import instantiate
 
-    if isinstance(node, list):
-        return [_instantiated(f"{key}.{position}", item) for position, item in enumerate(node)]
-    if not isinstance(node, Mapping):
-        return node
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
-        cause = error.__cause__
-        why = str(cause if isinstance(cause, (ValueError, TypeError)) else error)
-        raise ConfigError(f"{key}._target_", node.get("_target_"), " ".join(why.split())) from error
+        raise ConfigError(f"{key}._target_", node.get("_target_"), _why(error)) from error
+
+
+def _why(error: InstantiationException) -> str:
+    cause: BaseException = error.__cause__ or error
+    if str(cause).startswith("Error loading"):
+        reason = cause.__cause__ or cause
+        return f"cannot be imported: {reason}; give a dotted path such as my_module.my_function"
+    if isinstance(cause, (ValueError, TypeError)):
+        return str(cause)
+    return str(error)
 
 
 def callbacks(config: Mapping[str, Any]) -> list[Any]:
@@ -241,27 +305,33 @@ def callbacks(config: Mapping[str, Any]) -> list[Any]:
             continue
         callback = _instantiated(f"callbacks.{name}", node)
         if not isinstance(callback, keras.callbacks.Callback):
-            raise ConfigError(f"callbacks.{name}", node, "name a keras Callback by _target_")
+            kind = type(callback).__name__
+            raise ConfigError(f"callbacks.{name}._target_", node["_target_"], f"gives a {kind}, not a Keras callback")
         found.append(callback)
     return found
 
 
 MEASURED = (
     "loss_scale/value", "loss_scale/skipped_steps", "loss_scale/applied_steps", "train/nonfinite_batches",
-    "gradients/global_norm", "gradients/global_norm_max", "memory/peak_mib", "memory/baseline_mib", "memory/training_mib", "memory/state_mib",
-    "memory/host_peak_mib", "memory/device_used_peak_mib", "time/first_step_seconds", "time/step_ms", "time/step_ms_p95",
-    "time/samples_per_second", "time/epoch_seconds", "time/train_seconds", "energy/joules",
+    "gradients/global_norm", "gradients/global_norm_max",
+    "memory/peak_mib", "memory/baseline_mib", "memory/training_mib", "memory/state_mib",
+    "memory/host_peak_mib", "memory/device_used_peak_mib",
+    "time/first_step_seconds", "time/step_ms", "time/step_ms_p95", "time/samples_per_second",
+    "time/epoch_seconds", "time/train_seconds", "energy/joules",
 )  # fmt: skip
 
 
 def _check_objective(objective: str, model: Any, *, has_validation: bool) -> None:
     names = [name for metric in model.metrics for name in _metric_names(metric)]
     splits = ("train", "val", "test") if has_validation else ("train", "test")
-    known = [f"{split}/{name}" for split in splits for name in names] + list(MEASURED)
-    if objective not in known:
-        raise ConfigError("objective", objective, f"this run has no such metric; {suggestion(objective, known)}")
+    learned = [f"{split}/{name}" for split in splits for name in names]
+    if objective not in (*learned, *MEASURED):
+        hint = suggestion(objective, [*learned, *MEASURED])
+        if not hint.startswith("did you mean"):
+            hint = f"choose {', '.join(learned)}, or a measurement such as time/step_ms"
+        raise ConfigError("objective", objective, f"this run has no such metric; {hint}")
 
 
 def _metric_names(metric: Any) -> list[str]:
     parts = getattr(metric, "metrics", None)
-    return [part.name for part in parts] if parts else [metric.name]
+    return [metric.name] if parts is None else [part.name for part in parts]

@@ -99,7 +99,7 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):
         self.rule = rule
         self._seeds: tuple[Any, ...] = ()
 
-    def build(self, var_list: list[Any] | None) -> None:
+    def build(self, var_list: Any) -> None:
         """Create the scale and the counters, and build the inner optimizer."""
 
         def state(name: str, size: int, dtype: str, start: Any = "zeros") -> Any:

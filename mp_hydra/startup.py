@@ -55,19 +55,18 @@ class _Kept:
 
 @contextmanager
 def _stderr_kept() -> Iterator[_Kept]:
-    """Keep what arrives on file descriptor 2, where C++ writes past Python; on an exception it is shown."""
+    """Keep what arrives on file descriptor 2, where C++ writes past Python; it is shown if the block fails."""
     kept = _Kept()
     sys.stderr.flush()
     shown = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
+        failed = False
         try:
             yield kept
-        except BaseException:
+        except Exception:
             failed = True
             raise
-        else:
-            failed = False
         finally:
             sys.stderr.flush()
             os.dup2(shown, 2)

@@ -91,6 +91,25 @@ def test_scale_stops_at_the_ceiling_and_comes_back_from_it() -> None:
     assert run(rule, 4.0, [True] * 3 + [False]) == [4, 8, 10, 10, 5]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"growth_interval": 0},
+        {"growth_factor": 1.0},
+        {"growth_factor": math.inf},
+        {"backoff_factor": 0.0},
+        {"backoff_factor": 1.0},
+        {"minimum": 0.0},
+        {"minimum": 4.0, "maximum": 2.0},
+        {"maximum": math.inf},
+        {"growth_factor": math.nan},
+    ],
+)
+def test_number_out_of_its_range_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Rule(**wrong)  # type: ignore[arg-type]
+
+
 def test_count_restarts_after_growth_and_after_a_bad_step() -> None:
     rule = Rule(growth_interval=3)
     state, counts = State(1.0, 0), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -342,9 +343,21 @@ def test_optimizer_that_scales_already_is_refused() -> None:
             optimizer(inner)
 
 
-@pytest.mark.parametrize(("mode", "scale"), [("off", 1.0), ("none", 2.0), ("", 1.0)])
-def test_unknown_mode_and_a_scale_for_none_are_refused(mode: str, scale: float) -> None:
-    with pytest.raises(ValueError, match="mode is dynamic, fixed or none"):
+@pytest.mark.parametrize(
+    ("mode", "scale", "line"),
+    [
+        ("off", 1.0, "mode='off': give dynamic, fixed or none"),
+        ("", 1.0, "mode='': give dynamic, fixed or none"),
+        ("none", 2.0, "scale=2.0: the scale of mode none is 1"),
+        ("fixed", 0.0, "scale=0.0: give a positive, finite number"),
+        ("fixed", -1.0, "scale=-1.0: give a positive, finite number"),
+        ("fixed", math.inf, "scale=inf: give a positive, finite number"),
+        ("dynamic", math.nan, "scale=nan: give a positive, finite number"),
+        ("dynamic", 0.5, "scale=0.5: give a number from minimum=1"),
+    ],
+)
+def test_mode_and_scale_that_do_not_fit_are_refused(mode: str, scale: float, line: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(line)):
         optimizer(mode=mode, scale=scale)
 
 

@@ -137,11 +137,19 @@ class Data:
 
 
 def in_order(index: npt.NDArray[np.int64], seed: int | None) -> tf.data.Dataset:
-    """A data set of sample indices, one a sample; shuffled anew at each pass where a seed is given."""
+    """A data set of sample indices, one a sample; shuffled anew at each pass where a seed is given.
+
+    Each pass draws one permutation: a shuffle buffer would take 256 bytes for every index, the least that TensorFlow's
+    allocator gives out, which on a CPU shows in the memory of the training.
+    """
     import tensorflow as tf
 
     with tf.device("CPU:0"):
-        order = tf.data.Dataset.from_tensor_slices(index)
-    if seed is None:
-        return order
-    return order.shuffle(len(index), seed=seed, reshuffle_each_iteration=True)
+        if seed is None:
+            return tf.data.Dataset.from_tensor_slices(index)
+
+        def shuffled(pair: Any) -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensor_slices(tf.random.experimental.stateless_shuffle(index, pair))
+
+        draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2).take(1)
+        return draws.flat_map(shuffled).apply(tf.data.experimental.assert_cardinality(len(index)))

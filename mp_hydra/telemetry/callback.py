@@ -6,9 +6,10 @@ for the device to do so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -16,6 +17,9 @@ from mp_hydra.scaled_optimizer import Counters, ScaledOptimizer
 from mp_hydra.telemetry.memory import AllocatorMemory, HostMemory, variables_bytes
 from mp_hydra.telemetry.nvml import NvmlSampler
 from mp_hydra.telemetry.steps import StepClock
+
+if TYPE_CHECKING:
+    from mp_hydra.finite_steps import Batches
 
 MIB = 2**20
 Report = Callable[[Mapping[str, float], int], None]
@@ -28,7 +32,7 @@ class Telemetry(keras.callbacks.Callback):
         report: called with metrics and the number of training batches seen: at the end of each epoch, and within one
             every `every` batches with loss scale and gradient norms.
         optimizer: the model's optimizer, whose counters live on the device.
-        nonfinite_batches: the Keras variable that counts batches left out of the means.
+        batches: the counts of batches that `finite_steps` gives.
         batch_size: samples in a full batch.
         samples: training samples of an epoch.
         device: the device that trains, "GPU:0" or "CPU:0".
@@ -38,6 +42,8 @@ class Telemetry(keras.callbacks.Callback):
     Attributes:
         absent: for each metric that could not be measured, the reason.
         sources: for each kind of measurement, where it comes from.
+        seen: training batches of this `fit`.
+        applied: steps of this `fit` whose gradients were finite.
     """
 
     def __init__(
@@ -45,7 +51,7 @@ class Telemetry(keras.callbacks.Callback):
         report: Report,
         *,
         optimizer: ScaledOptimizer,
-        nonfinite_batches: Any,
+        batches: Batches,
         batch_size: int,
         samples: int,
         device: str,
@@ -54,17 +60,17 @@ class Telemetry(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.absent: dict[str, str] = {}
-        self.final: dict[str, float] = {}
+        self.seen = self.applied = 0
         self._report = report
         self._optimizer = optimizer
-        self._nonfinite = nonfinite_batches
+        self._batches = batches
         self._batch_size, self._samples, self._every = batch_size, samples, every
         self._allocator, self._host, self._nvml = AllocatorMemory(device), HostMemory(), NvmlSampler(pci_bus_id)
         self.sources = {"memory": self._allocator.source, "host_memory": self._host.source}
         # A CPU computes within the call, so that waiting costs nothing there; on a GPU each wait lets the device run dry.
         self.clock = StepClock(batch_size, self._wait, sync_every_s=0.0 if device.startswith("CPU") else 0.5)
-        self._seen = 0
-        self._first = self._last = self._epoch_start = Counters(0, 0, 1.0, 0.0, 0.0)
+        self._first = Counters(0, 0, 0, 0, 1.0, 0.0, 0.0)
+        self._left_out = self._finite_batches = 0
         self._next_report = every
         self._baseline: int | None = None
         self._peak = self._host_peak = 0
@@ -73,20 +79,26 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take the baseline: data, variables and optimizer state exist by now."""
-        self._first = self._last = self._epoch_start = self._optimizer.counters()
+        self._optimizer.reset_norms()
+        self._first = self._optimizer.counters()
         self._baseline = self._allocator.current_bytes()
         self._nvml.start()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin a training part: what evaluation needed before does not count."""
-        self._allocator.reset()
+        """Begin an epoch."""
         self._host.reset()
         self._epoch_began = time.perf_counter()
-        self._in_training_part = True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Stamp the time."""
-        step = self._seen + batch
+        """Stamp the time; the first batch of an epoch begins its training part.
+
+        What evaluation needed before does not count, nor does the copy of the data that tf.data makes for a moment when
+        the first iterator is created, on a CPU in the same allocator.
+        """
+        if not self._in_training_part:
+            self._in_training_part = True
+            self._allocator.reset()
+        step = self.seen + batch
         self.clock.begin(step)
         if self._every and step >= self._next_report:
             self._next_report = step - step % self._every + self._every
@@ -96,15 +108,20 @@ class Telemetry(keras.callbacks.Callback):
         """Validation within `fit` ends the training part of an epoch."""
         self._end_training_part()
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Report the epoch."""
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report the epoch; the logs of one without a finite batch become nan."""
         self._end_training_part()
         seconds = time.perf_counter() - self._epoch_began
         self._train_seconds += seconds
-        values = {**self._keras_logs(logs or {}), **self._scaling(), **self._memory(), **self._times()}
-        values["train/nonfinite_batches"] = float(self._nonfinite.numpy())
+        values = {
+            **self._keras_logs({} if logs is None else logs),
+            **self._scaling(),
+            **self._memory(),
+            **self._times(),
+        }
+        values["train/nonfinite_batches"] = float(self._left_out)
         values["time/epoch_seconds"] = seconds
-        self._report(values, self._seen)
+        self._report(values, self.seen)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Report what belongs to the whole training."""
@@ -113,63 +130,61 @@ class Telemetry(keras.callbacks.Callback):
             self.sources["device_memory"] = self._nvml.source
         values = {**self._memory(), **self._times(whole=True), **self._nvml_values()}
         values["time/train_seconds"] = self._train_seconds
-        self.final = values
-        self._report(values, self._seen)
+        self._report(values, self.seen)
 
     def close(self) -> None:
         """Stop sampling, also where `fit` was left by an exception."""
         self._nvml.stop()
 
-    def counters(self) -> Counters:
-        """What the optimizer counted so far."""
-        return self._optimizer.counters()
-
     def _wait(self) -> None:
-        self._optimizer.steps.numpy()
+        self._batches.read()
 
     def _end_training_part(self) -> None:
         if not self._in_training_part:
             return
         self._in_training_part = False
-        now = self._optimizer.counters()  # reading waits for the device
-        steps = now.steps - self._epoch_start.steps
-        self._epoch_start = now
-        whole = steps * self._batch_size >= self._samples
-        self._seen += steps
-        self.clock.end_stretch(self._seen, samples=self._samples if whole else steps * self._batch_size)
+        seen, left_out = self._batches.read()  # waits for the device
+        steps = seen - self.seen
+        self._finite_batches = steps - (left_out - self._left_out)
+        self.seen, self._left_out = seen, left_out
+        self.clock.end_stretch(seen, samples=min(steps * self._batch_size, self._samples))
         self._peak = max(self._peak, self._allocator.peak_bytes() or 0)
         self._host_peak = max(self._host_peak, self._host.peak_bytes() or 0)
 
-    def _keras_logs(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        every_batch_was_bad = int(self._nonfinite.numpy()) >= self._seen
+    def _keras_logs(self, logs: dict[str, Any]) -> dict[str, float]:
+        """Keras' metrics under their names here; learning rates, which some callbacks add, are none."""
         values = {}
         for name, value in logs.items():
             split, metric = ("val", name[4:]) if name.startswith("val_") else ("train", name)
-            if split == "train" and every_batch_was_bad:
-                self.absent[f"train/{metric}"] = "no batch had a finite loss"
-            elif name != "learning_rate":
+            if name == "learning_rate":
+                continue
+            if split == "train" and not self._finite_batches:
+                # The mean of no batches is 0 to Keras: the best loss ever, for the callbacks that come after this one.
+                logs[name] = math.nan
+                self.absent[f"train/{metric}"] = "the last epoch had no batch with a finite loss"
+            else:
                 values[f"{split}/{metric}"] = float(value)
+                self.absent.pop(f"{split}/{metric}", None)
         return values
 
     def _scaling(self) -> dict[str, float]:
         """Loss scale and counters; gradient norms over the finite steps since the last call."""
         now = self._optimizer.counters()
-        applied = now.applied - self._last.applied
+        self._optimizer.reset_norms()
+        applied, self.applied = now.applied - self._first.applied - self.applied, now.applied - self._first.applied
         values = {
             "loss_scale/value": now.scale_used,
             "loss_scale/skipped_steps": float(now.skipped - self._first.skipped),
-            "loss_scale/applied_steps": float(now.applied - self._first.applied),
+            "loss_scale/applied_steps": float(self.applied),
         }
         if applied:
-            values["gradients/global_norm"] = (now.norm_sum - self._last.norm_sum) / applied
+            values["gradients/global_norm"] = now.norm_sum / applied
             values["gradients/global_norm_max"] = now.norm_max
-            self.absent.pop("gradients/global_norm", None)
-            self.absent.pop("gradients/global_norm_max", None)
-        elif self._last == self._first:
-            reason = "no step had a finite gradient"
-            self.absent.update({"gradients/global_norm": reason, "gradients/global_norm_max": reason})
-        self._optimizer.reset_norm_max()
-        self._last = now
+        for name in ("gradients/global_norm", "gradients/global_norm_max"):
+            if self.applied:
+                self.absent.pop(name, None)
+            else:
+                self.absent[name] = "no step had a finite gradient"
         return values
 
     def _memory(self) -> dict[str, float]:
