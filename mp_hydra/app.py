@@ -7,8 +7,9 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from hydra import compose, initialize_config_dir
 from hydra import main as hydra_main
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -23,7 +24,7 @@ from mp_hydra.outcome import Terminated, sigterm_raises
 from mp_hydra.paths import conf_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from omegaconf import DictConfig
 
@@ -38,7 +39,9 @@ def main() -> None:
     """Run the application on `sys.argv`; exits with 0, or with another code after one line on stderr."""
     config.register()
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # a user's modules lie where the command is typed; a console script does not look there
+        sys.path.insert(
+            0, here
+        )  # a user's modules lie where the command is typed; a console script does not look there
     try:
         with _hydra_raises(), sigterm_raises():
             _job()
@@ -65,6 +68,23 @@ def _job(composed: DictConfig) -> float | None:
             log.error(error)  # noqa: TRY400 - one line is the point
             raise
         _quit(str(error))
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved config for some overrides, without running anything.
+
+    Raises:
+        UserError: one line for what is wrong with them.
+        InvalidConfigError: one line for each value that cannot be used.
+    """
+    config.register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return config.resolve(compose("config", overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+        if not is_about_composing(error):
+            raise
+        raise UserError(explain(error)) from error
 
 
 def _run(composed: DictConfig) -> float:

@@ -67,7 +67,9 @@ def saved_scaling(path: Path) -> dict[str, Any]:
     try:
         saved = _archived(path, _ASSET)
     except KeyError as error:
-        raise ModelError(f"checkpoint {path} has no loss-scaling state: it was not saved by a run of mp_hydra") from error
+        raise ModelError(
+            f"checkpoint {path} has no loss-scaling state: it was not saved by a run of mp_hydra"
+        ) from error
     return saved
 
 

@@ -225,6 +225,7 @@ _CHECKS: dict[str, Check] = {
     "precision.tf32": _BOOLEAN,
     "precision.pinned": _patterns,
     "loss_scale.mode": _one_of(*LOSS_SCALE_MODES),
+    "loss_scale.max_skipped_in_a_row": Integer(1, null=True),
     "loss_scale.value": Number(above=0, null=True),
     "loss_scale.initial": Number(above=0),
     "loss_scale.growth_interval": Integer(1),

@@ -26,7 +26,7 @@ def cli() -> None:
     "--output", default="audit", show_default=True, type=click.Path(path_type=Path), help="Directory to write to."
 )
 @click.argument("overrides", nargs=-1)
-def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: Path) -> None:
+def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: Path) -> None:  # noqa: ARG001 - required
     """Look at the configured model without training it.
 
     OVERRIDES are those of mp-hydra-train, such as model=vit dataset=cifar10. Gradients are taken in float32, whatever the
@@ -53,8 +53,8 @@ def sync(spool: tuple[Path, ...]) -> None:
     for path in spool:
         report = tracking.sync(path)
         click.echo(
-            f"run {report.run_id} on {report.uri}: {report.metrics} metric values, {report.tags} tags, {report.params} parameters, "
-            f"{report.artifacts} artifacts sent{f'; status {report.status}' if report.status else ''}"
+            f"run {report.run_id} on {report.uri}: {report.metrics} metric values, {report.tags} tags, "
+            f"{report.params} parameters, {report.artifacts} artifacts sent{f'; status {report.status}' if report.status else ''}"
         )
         for lost in report.missing:
             click.echo(f"  lost: {lost} is no longer there", err=True)

@@ -40,6 +40,7 @@ class PrecisionConfig:
     policy: str = MISSING
     tf32: bool = MISSING
     pinned: list[str] = field(default_factory=list)
+    float32_head: bool = False
 
 
 @dataclass
@@ -54,6 +55,7 @@ class LossScaleConfig:
     backoff_factor: float = 0.5
     minimum: float = 1.0
     maximum: float = 2.0**32
+    max_skipped_in_a_row: int | None = 100
     force: bool = False
 
 
@@ -98,6 +100,7 @@ class RunConfig:
     seed: int = MISSING
     objective: str = MISSING
     log_every_batches: int = MISSING
+    resume: str | None = None
 
 
 def register() -> None:

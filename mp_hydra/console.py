@@ -70,8 +70,13 @@ class ProgressBar(keras.callbacks.Callback):
             self._progress = None
 
 
-def summary(metrics: Mapping[str, float], absent: Mapping[str, str]) -> list[Row]:
+def summary(metrics: Mapping[str, float], absent: Mapping[str, str], last_skipped: int = 0) -> list[Row]:
     """The lines of the summary: name and figure, in the units a person reads.
+
+    Args:
+        metrics: the last value of each metric.
+        absent: for metrics that could not be measured, the reason.
+        last_skipped: the number of the last skipped step, counted from 1; 0 if none was.
 
     >>> summary({"test/accuracy": 0.98765, "time/step_ms": 12.3456, "time/step_ms_p95": 15.0}, {})
     [('test accuracy', '98.77 %'), ('step time', '12.3 ms (95 % below 15.0 ms)')]
@@ -101,7 +106,8 @@ def summary(metrics: Mapping[str, float], absent: Mapping[str, str]) -> list[Row
         skipped, applied = metrics["loss_scale/skipped_steps"], metrics["loss_scale/applied_steps"]
         scale = metrics["loss_scale/value"]
         shown = f"2^{math.log2(scale):.0f}" if scale > 1 and math.log2(scale).is_integer() else f"{scale:g}"
-        rows.append(("loss scale", f"{shown}; {skipped:.0f} of {skipped + applied:.0f} steps skipped"))
+        when = f", all in the first {last_skipped}" if last_skipped else ""
+        rows.append(("loss scale", f"{shown}; {skipped:.0f} of {skipped + applied:.0f} steps skipped{when}"))
     if "energy/joules" in metrics:
         rows.append(("energy", f"{metrics['energy/joules']:.0f} J"))
     rows += [

@@ -45,6 +45,10 @@ class PrecisionError(UserError):
     """A model that does not compute in the precision that was asked for."""
 
 
+class NoUpdatesError(UserError):
+    """A training in which steps are never applied, so that nothing is learnt."""
+
+
 class TrackingError(UserError):
     """A tracking store that cannot be reached or used."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from types import MethodType
 from typing import TYPE_CHECKING, Any
+
+from mp_hydra.overrides import overridden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,9 @@ class Batches:
         import keras
 
         # One variable for both counts is one kernel fewer in each step.
-        self._counts = keras.Variable([0, 0], dtype="int64", trainable=False, name="batches")
+        self._counts = keras.Variable(
+            [0, 0], dtype="int64", trainable=False, aggregation="only_first_replica", name="batches"
+        )
 
     def add(self, bad: Any) -> None:
         """Count one batch; `bad` is a boolean tensor: whether it is left out of the means."""
@@ -34,7 +37,10 @@ class Batches:
 
     def read(self) -> tuple[int, int]:
         """Batches seen, and batches left out of the means; waits until the device has finished the last step."""
-        seen, left_out = self._counts.numpy()
+        import tensorflow as tf
+
+        strategy = tf.distribute.get_strategy()
+        seen, left_out = strategy.experimental_local_results(self._counts.value)[0].numpy()
         return int(seen), int(left_out)
 
 
@@ -53,10 +59,15 @@ def finite_steps(model: Any, optimizer: ScaledOptimizer) -> Iterator[Batches]:
 
     Yields:
         The counts of batches seen and of batches left out of the means.
+
+    Raises:
+        ValueError: for what Keras itself cannot do under a strategy of several replicas.
     """
     import keras
 
-    batches = Batches()
+    _require_possible(model)
+    with model.distribute_strategy.scope():
+        batches = Batches()
     own_step = model.train_step
 
     def train_step(self: Any, data: Any) -> Any:
@@ -68,28 +79,45 @@ def finite_steps(model: Any, optimizer: ScaledOptimizer) -> Iterator[Batches]:
         metrics_before = _values(metrics)
         logs = own_step(data)
         if state:
-            bad_state = (optimizer.skipped_steps() != skipped_before) | ~_all_finite(state)
+            bad_state = _on_any_replica((optimizer.skipped_steps() != skipped_before) | ~_all_finite(state))
             tf.cond(bad_state, lambda: _assign(state, state_before), lambda: None)
-        bad_metrics = ~_all_finite(metrics)
+        bad_metrics = _on_any_replica(~_all_finite(metrics))
         batches.add(bad_metrics)
         if metrics:
             tf.cond(bad_metrics, lambda: _assign(metrics, metrics_before), lambda: None)
         restored = self.get_metrics_result()
         return restored if _names(restored) == _names(logs) else logs
 
-    model.__dict__["train_step"] = MethodType(train_step, model)
-    model.train_function = None
-    try:
+    with overridden(model, {"train_step": train_step}):
         yield batches
-    finally:
-        del model.__dict__["train_step"]
-        model.train_function = None
 
 
 def _names(logs: Mapping[str, Any]) -> set[str]:
     """The metrics in logs; those of `compile` may stand in a mapping of their own, which Keras flattens."""
     nested = [_names(value) for value in logs.values() if isinstance(value, Mapping)]
     return {name for name, value in logs.items() if not isinstance(value, Mapping)}.union(*nested)
+
+
+def _require_possible(model: Any) -> None:
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    for name, asked in (
+        ("steps_per_execution", model.steps_per_execution > 1),
+        ("jit_compile", model.jit_compile is True),
+    ):
+        if asked:
+            value = getattr(model, name)
+            raise ValueError(f"{name}={value} does not work under a strategy of several replicas, in Keras neither")
+
+
+def _on_any_replica(flag: Any) -> Any:
+    """The flag, raised on all replicas where it is raised on one."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return flag
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flag, "int32")) > 0
 
 
 def _values(variables: list[Any]) -> list[Any]:

@@ -7,8 +7,9 @@ an activity regularizer sums squares in 16 bits, which overflows in float16.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from types import MethodType
 from typing import TYPE_CHECKING, Any
+
+from mp_hydra.overrides import overridden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,27 +34,13 @@ def float32_losses(model: Any) -> Iterator[None]:
     from keras import ops
 
     aggregate = getattr(model, _AGGREGATE)
-    overridden: dict[str, Callable[..., Any]] = {
+    methods: dict[str, Callable[..., Any]] = {
         _AGGREGATE: lambda _model, loss: aggregate(ops.cast(loss, "float32")),
         "train_step": _with_float32_regularizers(model.train_step),
         "test_step": _with_float32_regularizers(model.test_step),
     }
-    before = {name: model.__dict__[name] for name in overridden if name in model.__dict__}
-    for name, function in overridden.items():
-        model.__dict__[name] = MethodType(function, model)
-    _forget_traces(model)
-    try:
+    with overridden(model, methods):
         yield
-    finally:
-        for name in overridden:
-            del model.__dict__[name]
-        model.__dict__.update(before)
-        _forget_traces(model)
-
-
-def _forget_traces(model: Any) -> None:
-    model.train_function = None
-    model.test_function = None
 
 
 def _with_float32_regularizers(step: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

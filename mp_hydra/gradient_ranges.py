@@ -170,7 +170,7 @@ def plot(ranges: Sequence[GradientRange], path: Path) -> None:
     """Draw how the magnitudes of each layer's output gradients spread over powers of two, against float16's range."""
     from matplotlib.figure import Figure
 
-    rows = [r for r in ranges if r.kind == "outputs" and sum(r.exponents)]
+    rows = [r for r in ranges if r.kind == "outputs" and any(r.exponents)]
     figure = Figure(figsize=(9, max(2.5, 0.32 * len(rows) + 1.6)), layout="constrained")
     axes = figure.subplots()
     shares = np.array([np.array(r.exponents) / sum(r.exponents) for r in rows]) if rows else np.zeros((1, len(BINS)))

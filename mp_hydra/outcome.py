@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mp_hydra.errors import UserError
+from mp_hydra.errors import NoUpdatesError, UserError
 from mp_hydra.tracking import Outcome, Run
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def closing(run: Run) -> Iterator[Ending]:
             ending.outcome, ending.reason = Outcome.out_of_memory, _first_line(exhausted)
             raise MemoryExhaustedError(f"out of memory: {ending.reason}; try a smaller batch_size") from error
         if ending.outcome is Outcome.ok:
-            ending.outcome = Outcome.error
+            ending.outcome = Outcome.no_updates if isinstance(error, NoUpdatesError) else Outcome.error
         ending.reason = ending.reason or f"{type(error).__name__}: {_first_line(error)}"
         raise
     finally:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
-SIXTEEN_BIT = ("float16", "bfloat16")
-SATURATING = ("softmax", "sigmoid", "hard_sigmoid", "tanh", "log_softmax")
 
 
 @dataclass
@@ -128,7 +125,7 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
 
     return [
         LayerRecord(
-            path=_path(layer),
+            path=path_of(layer),
             class_name=type(layer).__name__,
             policy=layer.dtype_policy.name,
             compute_dtype=layer.compute_dtype,
@@ -140,7 +137,8 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
     ]
 
 
-def _path(layer: Any) -> str:
+def path_of(layer: Any) -> str:
+    """The layer's path in its model, or its name as long as it has none."""
     return str(layer.path or layer.name)  # a layer that has not been built has no path
 
 
@@ -215,161 +213,6 @@ def _untold(untold: Sequence[LayerRecord], asked: str) -> str:
         f"layer {first.path} ({first.class_name}){more} computes in {first.compute_dtype}, not in {asked}: {why}; "
         f'if it is meant, construct it with dtype="{first.compute_dtype}" or list its path in precision.pinned'
     )
-
-
-def probe(model: Any, batch: Any) -> Any:
-    """Run one batch forward in inference mode: builds what builds late, and shows what dtypes really flow.
-
-    Args:
-        model: a Keras model.
-        batch: one batch of inputs, as training will feed it.
-
-    Returns:
-        The outputs.
-
-    Raises:
-        PrecisionError: if integer ids reach an Embedding as 16-bit floats, which rounds ids above 2048 (float16) or 256
-            (bfloat16), or if an output or its activation is computed in 16 bits.
-    """
-    calls: list[_Call] = []
-    with ExitStack() as stack:
-        watched: set[int] = set()
-        _watch(model, watched, calls, stack)
-        built = len(watched)
-        outputs = model(batch)
-        # What was constructed only now was not watched, and may have hidden an Embedding or the head: run it again.
-        _watch(model, watched, calls, stack)
-        if len(watched) > built:
-            outputs = model(batch)
-    for layer, arrived, _ in calls:
-        if arrived in SIXTEEN_BIT and isinstance(layer, _embedding_class()):
-            limit = {"float16": 2048, "bfloat16": 256}[arrived]
-            raise PrecisionError(
-                f"layer {_path(layer)} (Embedding) receives its ids as {arrived}, which rounds ids above {limit} to wrong rows; "
-                f'begin the model with keras.Input(..., dtype="int32")'
-            )
-    _require_float32_outputs(model, outputs, calls)
-    return outputs
-
-
-_Call = tuple[Any, str, Any]  # a layer, the dtype that arrived in its `call`, and what it returned
-
-
-def _embedding_class() -> Any:
-    import keras
-
-    return keras.layers.Embedding
-
-
-def _watch(model: Any, watched: set[int], calls: list[_Call], stack: ExitStack) -> None:
-    """Watch the layers that are needed: Embeddings, and where no graph tells the head, all layers without sublayers."""
-    graph = bool(getattr(model, "outputs", None))
-    for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - the one recursive walk that Keras has
-        needed = isinstance(layer, _embedding_class()) or not (graph or layer._layers)  # noqa: SLF001
-        if needed and id(layer) not in watched:
-            watched.add(id(layer))
-            stack.enter_context(_watched(layer, calls))
-
-
-@contextmanager
-def _watched(layer: Any, calls: list[_Call]) -> Iterator[None]:
-    """Note the dtype that arrives in `call`, after Keras' autocast; the override lives on the instance only."""
-    if "call" in layer.__dict__:
-        yield
-        return
-    original = layer.call
-
-    # Keras looks into the signature of `call` for what it passes on.
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        calls.append((layer, _dtype(next(iter((*args, *kwargs.values())), None)), result))
-        return result
-
-    object.__setattr__(layer, "call", call)
-    try:
-        yield
-    finally:
-        object.__delattr__(layer, "call")
-
-
-def _dtype(tensor: Any) -> str:
-    dtype = getattr(tensor, "dtype", "")
-    return str(getattr(dtype, "name", dtype))
-
-
-def _require_float32_outputs(model: Any, outputs: Any, calls: Sequence[_Call]) -> None:
-    import keras
-
-    heads = _heads(model) if getattr(model, "outputs", None) else _heads_by_value(outputs, calls)
-    for output in keras.tree.flatten(outputs):
-        dtype = _dtype(output)
-        if dtype in SIXTEEN_BIT:
-            name = f"layer {_path(heads[0])} ({type(heads[0]).__name__})" if heads else f"model {model.name}"
-            raise PrecisionError(
-                f"the head, {name}, gives {dtype} outputs: loss and metrics would be computed from rounded predictions; "
-                f'construct it with dtype="float32", its activation included'
-            )
-    for head in heads:
-        activation = getattr(getattr(head, "activation", None), "__name__", type(head).__name__.lower())
-        if head.compute_dtype in SIXTEEN_BIT and activation in SATURATING:
-            raise PrecisionError(
-                f"the head, layer {_path(head)} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, "
-                f"where confident mistakes get no gradient, and a cast afterwards does not mend that; "
-                f'construct it with dtype="float32"'
-            )
-
-
-_PASSING = ("Identity", "Reshape", "Flatten", "Cast", "Squeeze", "ExpandDims")
-
-
-def _heads(model: Any) -> list[Any]:
-    """The layers whose results a functional model returns, looking through reshapes, casts and linear activations."""
-    import keras
-
-    tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
-    found: list[Any] = []
-    seen: set[int] = set()
-    while tensors:
-        tensor = tensors.pop()
-        history = getattr(tensor, "_keras_history", None)
-        if history is None or id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        operation = history.operation
-        if isinstance(operation, keras.Model):
-            tensors += keras.tree.flatten(getattr(operation, "outputs", None) or [])
-        elif _passes(operation):
-            tensors += list(operation._inbound_nodes[history.node_index].input_tensors)  # noqa: SLF001
-        elif isinstance(operation, keras.layers.Layer):
-            found.append(operation)
-    return found
-
-
-def _heads_by_value(outputs: Any, calls: Sequence[_Call]) -> list[Any]:
-    """The same for a model without a graph: for each output the last layer that returned these very numbers."""
-    import keras
-    import numpy as np
-
-    def numbers(tensor: Any) -> Any:
-        # float32 holds every 16-bit number; tensors inside a loop have no numbers.
-        return np.asarray(tensor.numpy(), "float32").ravel() if hasattr(tensor, "numpy") else None
-
-    found = []
-    for output in keras.tree.flatten(outputs):
-        wanted = numbers(output)
-        for layer, _, result in reversed(calls):
-            if not _passes(layer) and any(np.array_equal(wanted, numbers(r)) for r in keras.tree.flatten(result)):
-                found.append(layer)
-                break
-    return found
-
-
-def _passes(operation: Any) -> bool:
-    import keras
-
-    linear = isinstance(operation, keras.layers.Activation) and operation.activation is keras.activations.linear
-    return linear or type(operation).__name__ in _PASSING
 
 
 def resolved_name(name: str, devices: Iterable[Mapping[str, Any]]) -> tuple[str, str | None]:

@@ -248,7 +248,9 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):
     def remember_seeds(self, model: Any) -> None:
         """Store with the optimizer's state also that of the model's random layers, which a `.keras` file lacks."""
         seeds = tuple(v for v in model.variables if v.path.endswith("seed_generator_state"))
-        object.__setattr__(self, "_seeds", seeds)  # past Keras' tracking, which would make them the optimizer's variables
+        object.__setattr__(
+            self, "_seeds", seeds
+        )  # past Keras' tracking, which would make them the optimizer's variables
 
     def save_assets(self, directory: str) -> None:
         """Store mode, scale, counters and seeds beside the weights in a `.keras` file; stock Keras passes over them."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MOST_NAMED = 3
 ADVICE = (
     "Try a smaller learning rate, loss_scale=dynamic or precision=mixed_bfloat16, and look for values in the data that "
     "float16 cannot hold"
@@ -30,6 +31,9 @@ class ScalingLimits(keras.callbacks.Callback):
         max_skipped_in_a_row: more steps skipped one after the other end the training; None for no such limit.
         every: batches between two looks.
 
+    Attributes:
+        nonfinite: path of the variable nearest to the loss whose gradient was not finite in the last skipped step that was seen.
+
     Raises:
         NoUpdatesError: from `fit`, for too many skipped steps or an epoch without an applied one.
     """
@@ -43,6 +47,9 @@ class ScalingLimits(keras.callbacks.Callback):
         self._seen_before_epoch = self._last_begin = 0
         self._applied_before_epoch = 0
         self._warned = False
+        self._skipped = optimizer.counters().skipped if optimizer.built else 0
+        self._named = 0
+        self.nonfinite: str | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remember where the epoch starts."""
@@ -67,12 +74,15 @@ class ScalingLimits(keras.callbacks.Callback):
             )
 
     def _look(self, counters: Counters) -> None:
+        if counters.skipped > self._skipped:
+            self._skipped = counters.skipped
+            self._name(counters)
         if self._limit is not None and counters.skipped_in_a_row > self._limit:
             raise NoUpdatesError(
                 f"{counters.skipped_in_a_row} steps in a row were skipped, more than loss_scale.max_skipped_in_a_row="
                 f"{self._limit}, at a loss scale of {counters.scale_used:g}: their gradients were inf or nan. {ADVICE}"
             )
-        if self._optimizer.at_floor(counters) and not self._warned:
+        if not self._warned and self._optimizer.at_floor():
             self._warned = True
             log.warning(
                 "the loss scale has come down to its floor, %g: %d of %d steps so far (%.1f %%) were skipped. %s",
@@ -81,4 +91,19 @@ class ScalingLimits(keras.callbacks.Callback):
                 counters.steps,
                 100 * counters.skipped / counters.steps,
                 ADVICE,
+            )
+
+    def _name(self, counters: Counters) -> None:
+        """Say, a few times a run, whose gradient made the last skipped step one."""
+        names = self._optimizer.nonfinite_variables()
+        if not names:
+            return
+        self.nonfinite = names[-1]
+        self._named += 1
+        if self._named <= _MOST_NAMED:
+            log.info(
+                "step %d was skipped: the gradient of %s was not finite, the one nearest to the loss of %d",
+                counters.last_skipped,
+                names[-1],
+                len(names),
             )

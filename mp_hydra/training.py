@@ -11,24 +11,19 @@ import yaml
 
 from mp_hydra import hardware, tracking
 from mp_hydra.audit import Audit
-from mp_hydra.errors import UserError
 from mp_hydra.outcome import Ending, closing
 from mp_hydra.precision import resolved_name, scoped_policy
 from mp_hydra.startup import start_tensorflow
 from mp_hydra.tracking import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mp_hydra.evaluation import Evaluation
     from mp_hydra.fitting import Fitted
 
 log = logging.getLogger(__name__)
-
-
-class NoUpdatesError(UserError):
-    """A training in which no step was applied: the weights are what they were at the start."""
 
 
 def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, sweep: str | None = None) -> float:
@@ -62,14 +57,16 @@ def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, swe
     with closing(run) as ending, scoped_policy(policy["policy"], tf32=policy["tf32"]) as scope:
         import keras
 
+        from mp_hydra.console import summary
         from mp_hydra.evaluation import evaluate
         from mp_hydra.fitting import fit
+        from mp_hydra.float32_losses import float32_losses
         from mp_hydra.preparation import load_data, prepare
 
         keras.utils.set_random_seed(config["seed"])
         data = load_data(config)
         run.log_dataset(name=data.name, digest=data.digest, source=data.source, schema=None, profile=data.profile())
-        prepared = prepare(config, data, scope)
+        prepared = prepare(config, data, scope, directory=working_dir)
         for warning in prepared.warnings:
             log.warning(warning)
         environment = {**hardware.environment(), "jit_compile": bool(prepared.model.jit_compile)}
@@ -78,10 +75,10 @@ def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, swe
         Audit(scope.policy, prepared.layers, prepared.warnings).save(output_dir)
         sent = _upload(run, output_dir)
 
-        fitted = fit(config, prepared, run.log_metrics)
+        with float32_losses(prepared.model):
+            fitted = fit(config, prepared, run.log_metrics)
+            evaluation = evaluate(prepared.model, data, config["batch_size"])
         fitted.save(output_dir)
-        _require_updates(fitted, ending)
-        evaluation = evaluate(prepared.model, data, config["batch_size"])
         evaluation.save(output_dir)
         if config["tracking"]["log_model"]:
             from mp_hydra.saved_model import save_model
@@ -89,7 +86,7 @@ def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, swe
             save_model(prepared.model, data, output_dir / "model")
         metrics = _record(run, fitted, evaluation, ending)
         _upload(run, output_dir, already=sent)
-    _show(config, run, metrics, {**fitted.absent, **evaluation.absent}, output_dir)
+    _show(config, run, summary(metrics, {**fitted.absent, **evaluation.absent}, fitted.last_skipped), output_dir)
     return metrics.get(config["objective"], math.nan)
 
 
@@ -108,20 +105,13 @@ def _tags(config: Mapping[str, Any], precision: str, sweep: str | None, working_
     return {**tags, **tracking.git_state(working_dir).tags()}
 
 
-def _require_updates(fitted: Fitted, ending: Ending) -> None:
-    if fitted.applied == 0:
-        ending.outcome = Outcome.no_updates
-        raise NoUpdatesError(
-            f"none of the {fitted.steps} steps was applied: every gradient was inf or nan. Try a smaller learning rate, "
-            f"loss_scale=dynamic or precision=mixed_bfloat16, and look for values in the data that float16 cannot hold"
-        )
-
-
 def _record(run: tracking.Run, fitted: Fitted, evaluation: Evaluation, ending: Ending) -> dict[str, float]:
     run.log_metrics(evaluation.metrics, step=fitted.steps)
     absent = {**fitted.absent, **evaluation.absent}
     run.set_tags({f"mp_hydra.absent.{name}": reason for name, reason in absent.items()})
     run.set_tags({f"mp_hydra.{name}_source": source for name, source in fitted.sources.items()})
+    if fitted.nonfinite:
+        run.set_tags({"mp_hydra.nonfinite_gradient": fitted.nonfinite})
     if evaluation.absent:
         ending.outcome = Outcome.diverged
         ending.reason = "; ".join(f"{name}: {reason}" for name, reason in evaluation.absent.items())
@@ -129,15 +119,13 @@ def _record(run: tracking.Run, fitted: Fitted, evaluation: Evaluation, ending: E
     return {**fitted.metrics, **evaluation.metrics}
 
 
-def _show(
-    config: Mapping[str, Any], run: tracking.Run, metrics: dict[str, float], absent: dict[str, str], output_dir: Path
-) -> None:
-    from mp_hydra.console import show_summary, summary
+def _show(config: Mapping[str, Any], run: tracking.Run, rows: Sequence[tuple[str, str]], output_dir: Path) -> None:
+    from mp_hydra.console import show_summary
 
     where = [f"files    {output_dir}"]
     if run.ui_command():
         where.append(f"look at  {run.ui_command()}")
-    show_summary(run_name(config), summary(metrics, absent), where)
+    show_summary(run_name(config), rows, where)
 
 
 def _write(path: Path, text: str) -> None:

@@ -49,6 +49,12 @@ def test_loss_scale_is_shown_as_a_power_of_two_where_it_is_one(scale: float, sho
     assert summary(metrics, {}) == [("loss scale", f"{shown}; 3 of 10 steps skipped")]
 
 
+def test_last_skipped_step_is_named_where_it_is_known() -> None:
+    metrics = {"loss_scale/value": 1024.0, "loss_scale/skipped_steps": 3.0, "loss_scale/applied_steps": 97.0}
+    (row,) = summary(metrics, {}, last_skipped=5)
+    assert row == ("loss scale", "2^10; 3 of 100 steps skipped, all in the first 5")
+
+
 def test_what_is_absent_is_shown_with_its_reason_but_for_what_only_a_gpu_has() -> None:
     absent = {"time/step_ms": "all warm-up", "energy/joules": "no GPU", "memory/device_used_peak_mib": "no GPU"}
     assert summary({}, absent) == [("time/step_ms", "not measured: all warm-up")]

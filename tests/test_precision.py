@@ -14,11 +14,11 @@ from mp_hydra.precision import (
     LayerRecord,
     census,
     needs_loss_scaling,
-    probe,
     require,
     resolved_name,
     scoped_policy,
 )
+from mp_hydra.probe import probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

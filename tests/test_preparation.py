@@ -383,7 +383,7 @@ def test_warm_up_as_long_as_the_run_is_refused() -> None:
 
 
 def test_callbacks_come_in_the_order_of_the_config_without_those_set_to_null() -> None:
-    from mp_hydra.preparation import callbacks
+    from mp_hydra.compiling import callbacks
 
     nodes = {
         "stop": {"_target_": "keras.callbacks.EarlyStopping", "patience": 7},
@@ -397,7 +397,7 @@ def test_callbacks_come_in_the_order_of_the_config_without_those_set_to_null() -
 
 
 def test_callback_that_is_none_is_refused_with_its_key() -> None:
-    from mp_hydra.preparation import callbacks
+    from mp_hydra.compiling import callbacks
 
     with pytest.raises(ConfigError, match=r"^callbacks.mine"):
         callbacks(changed(callbacks={"mine": {"_target_": "keras.layers.Flatten"}}))

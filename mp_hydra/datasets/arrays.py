@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_hydra.datasets.data import Samples, in_order
+from mp_hydra.datasets.data import Samples, Shuffle, in_order
 from mp_hydra.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ArraySamples(Samples):
         prepare: Callable[[Any], Any],
         *,
         batch_size: int,
-        seed: int | None,
+        shuffle: Shuffle | None,
     ) -> tf.data.Dataset:
         """See `Samples.batches`; whole batches are gathered at once, which per-sample slicing is too slow for."""
         import tensorflow as tf
@@ -50,7 +50,9 @@ class ArraySamples(Samples):
             return prepare(tf.gather(x, chosen)), tf.gather(y, chosen)
 
         return (
-            in_order(index, seed).batch(batch_size).map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            in_order(index, shuffle)
+            .batch(batch_size)
+            .map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         )
 
 

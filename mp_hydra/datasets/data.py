@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
+@dataclass(frozen=True)
+class Shuffle:
+    """How samples are shuffled.
+
+    Attributes:
+        seed: of the orders.
+        epoch: a `tf.Variable`, int64 scalar, whose value a pass takes when it begins: the order then follows from seed and
+            epoch alone, whatever passes there were before. None: each pass has the next order of a sequence.
+    """
+
+    seed: int
+    epoch: Any = None
+
+
 class Samples(ABC):
     """The samples of one part (train, validation or test) as the builder gave them: not split, scaled or resized.
 
@@ -44,7 +58,7 @@ class Samples(ABC):
         prepare: Callable[[Any], Any],
         *,
         batch_size: int,
-        seed: int | None,
+        shuffle: Shuffle | None,
     ) -> tf.data.Dataset:
         """Batches of the samples at `index`, through `prepare`, with the rows of `targets` that belong to them."""
 
@@ -70,19 +84,20 @@ class Split:
         """Number of samples."""
         return len(self.index)
 
-    def batches(self, batch_size: int, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
+    def batches(self, batch_size: int, *, shuffle_seed: int | None = None, epoch: Any = None) -> tf.data.Dataset:
         """Batches (x, y) of `batch_size` samples; a smaller last batch is kept.
 
         x is float32, or int32 for token ids; y is int64 (batch,) class indices or float32 (batch, outputs) targets.
 
         Args:
             batch_size: samples in a batch.
-            shuffle_seed: None for the stored order; otherwise every pass has an order of its own, and the sequence of
-                orders follows from this seed and TensorFlow's global seed.
+            shuffle_seed: None for the stored order; otherwise every pass has an order of its own.
+            epoch: as in `Shuffle`.
         """
         import tensorflow as tf
 
-        batches = self.samples.batches(self.index, self.targets, self.prepare, batch_size=batch_size, seed=shuffle_seed)
+        shuffle = None if shuffle_seed is None else Shuffle(shuffle_seed, epoch)
+        batches = self.samples.batches(self.index, self.targets, self.prepare, batch_size=batch_size, shuffle=shuffle)
         options = tf.data.Options()
         options.deterministic = True
         return batches.with_options(options).prefetch(2)
@@ -136,8 +151,8 @@ class Data:
         return json.dumps({**sizes, "classes": self.classes, "input_shape": self.input_shape})
 
 
-def in_order(index: npt.NDArray[np.int64], seed: int | None) -> tf.data.Dataset:
-    """A data set of sample indices, one a sample; shuffled anew at each pass where a seed is given.
+def in_order(index: npt.NDArray[np.int64], shuffle: Shuffle | None) -> tf.data.Dataset:
+    """A data set of sample indices, one a sample; in a new order at each pass where they are shuffled.
 
     Each pass draws one permutation: a shuffle buffer would take 256 bytes for every index, the least that TensorFlow's
     allocator gives out, which on a CPU shows in the memory of the training.
@@ -145,11 +160,17 @@ def in_order(index: npt.NDArray[np.int64], seed: int | None) -> tf.data.Dataset:
     import tensorflow as tf
 
     with tf.device("CPU:0"):
-        if seed is None:
+        if shuffle is None:
             return tf.data.Dataset.from_tensor_slices(index)
+        seed, epoch = shuffle.seed, shuffle.epoch
 
         def shuffled(pair: Any) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices(tf.random.experimental.stateless_shuffle(index, pair))
 
-        draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2).take(1)
-        return draws.flat_map(shuffled).apply(tf.data.experimental.assert_cardinality(len(index)))
+        if epoch is None:
+            pairs = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2).take(1)
+        else:
+            pairs = tf.data.Dataset.from_tensors(tf.constant(seed, "int64")).map(
+                lambda s: tf.stack([s, epoch.read_value()])
+            )
+        return pairs.flat_map(shuffled).apply(tf.data.experimental.assert_cardinality(len(index)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_hydra.datasets.data import Samples, in_order
+from mp_hydra.datasets.data import Samples, Shuffle, in_order
 from mp_hydra.datasets.messages import reason
 from mp_hydra.datasets.paths import absolute
 from mp_hydra.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ class FileSamples(Samples):
         prepare: Callable[[Any], Any],
         *,
         batch_size: int,
-        seed: int | None,
+        shuffle: Shuffle | None,
     ) -> tf.data.Dataset:
         """See `Samples.batches`; files are decoded in parallel and delivered in order."""
         import tensorflow as tf
@@ -61,7 +61,7 @@ class FileSamples(Samples):
             image = tf.ensure_shape(_decode(tf.io.read_file(paths[chosen]), channels), self.shape)
             return prepare(image), y[chosen]
 
-        images = in_order(index, seed).map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        images = in_order(index, shuffle).map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return images.batch(batch_size)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_hydra.datasets.data import Samples
+from mp_hydra.datasets.data import Samples, Shuffle
 from mp_hydra.datasets.messages import reason
 from mp_hydra.errors import DataError
 
@@ -47,9 +47,9 @@ class StreamSamples(Samples):
         prepare: Callable[[Any], Any],
         *,
         batch_size: int,
-        seed: int | None,
+        shuffle: Shuffle | None,
     ) -> tf.data.Dataset:
-        """See `Samples.batches`; shuffles within a buffer of `SHUFFLE_BYTES`."""
+        """See `Samples.batches`; shuffles within a buffer of `SHUFFLE_BYTES`, in an order that an epoch does not fix."""
         import tensorflow as tf
 
         dataset = self.dataset
@@ -57,9 +57,9 @@ class StreamSamples(Samples):
             with tf.device("CPU:0"):
                 wanted = tf.constant(np.isin(np.arange(len(targets)), index))
             dataset = dataset.enumerate().filter(lambda i, _: wanted[i]).map(lambda _, sample: sample)
-        if seed is not None:
+        if shuffle is not None:
             buffer = min(len(index), max(1, SHUFFLE_BYTES // self.sample_bytes))
-            dataset = dataset.shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
+            dataset = dataset.shuffle(buffer, seed=shuffle.seed, reshuffle_each_iteration=True)
 
         def convert(x: Any, y: Any) -> tuple[Any, Any]:
             if self.shape is not None:

@@ -51,7 +51,13 @@ def resnet(
     for stage in range(_STAGES):
         for block in range(blocks):
             halve = stage > 0 and block == 0
-            x = _block(x, width * 2**stage, strides=2 if halve else 1, momentum=momentum, name=f"stage_{stage + 1}_block_{block + 1}")
+            x = _block(
+                x,
+                width * 2**stage,
+                strides=2 if halve else 1,
+                momentum=momentum,
+                name=f"stage_{stage + 1}_block_{block + 1}",
+            )
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     return keras.Model(inputs, logits(x, outputs), name=f"resnet_{depth}")
 

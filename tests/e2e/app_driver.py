@@ -98,7 +98,9 @@ def type_command(*overrides: str, cwd: Path) -> int:
         Exception: what the interpreter would answer with a traceback.
     """
     cwd.mkdir(parents=True, exist_ok=True)
-    where = [] if any("sweep.dir=" in word or "run.dir=" in word for word in overrides) else [f"hydra.run.dir={cwd}/out"]
+    where = (
+        [] if any("sweep.dir=" in word or "run.dir=" in word for word in overrides) else [f"hydra.run.dir={cwd}/out"]
+    )
     with _inside(cwd), mock.patch.object(sys, "argv", ["train.py", *overrides, *where]):
         try:
             app.main()

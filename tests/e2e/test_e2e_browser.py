@@ -49,9 +49,9 @@ def served(command: str, log: Path) -> Iterator[str]:
     scripts = str(Path(sys.executable).parent)  # as an activated environment would have it
     environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
     with log.open("wb") as said:
-        server = subprocess.Popen(
+        server = subprocess.Popen(  # noqa: S602 - a command for a shell, as the user copies it
             f"{command} --port {port}",
-            shell=True,  # noqa: S602 - a command for a shell, as the user copies it
+            shell=True,
             env=environment,
             stdout=said,
             stderr=said,
@@ -114,7 +114,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> str:
         said: list[str] = []
         patch.setattr("mp_hydra.console.show_summary", lambda *words, **_: said.extend(words[2]))
         for name in PRECISIONS:
-            assert type_command(*BRIEF, f"precision={name}", f"hydra.run.dir={cwd}/{name}", cwd=cwd) == 0
+            assert type_command(*BRIEF, "model=mlp", f"precision={name}", f"hydra.run.dir={cwd}/{name}", cwd=cwd) == 0
     (line,) = {line for line in said if "mlflow ui" in line}
     return re.sub(r"^look at\s+", "", line)
 

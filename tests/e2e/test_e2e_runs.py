@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -14,6 +13,10 @@ import pytest
 import yaml
 
 from tests.e2e.app_driver import Tracked, all_finite, git_repository, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PRECISIONS = ("fp32", "tf32", "mixed_float16", "mixed_bfloat16")
 COMPUTES_IN = {"fp32": "float32", "tf32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
@@ -182,7 +185,9 @@ def test_step_times_are_kept_for_every_step_after_the_warm_up(run: Tracked) -> N
     assert np.median(milliseconds) == pytest.approx(run.metrics["time/step_ms"])
 
 
-def test_the_audit_counts_the_layers_in_the_precision_asked_for_and_a_float32_head(run: Tracked, precision: str) -> None:
+def test_the_audit_counts_the_layers_in_the_precision_asked_for_and_a_float32_head(
+    run: Tracked, precision: str
+) -> None:
     audit = run.json("audit.json")
     dtypes = Counter(layer["compute_dtype"] for layer in audit["layers"])
     assert dtypes == Counter({COMPUTES_IN[precision]: LAYERS - 1}) + Counter({"float32": 1})
