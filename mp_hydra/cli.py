@@ -37,7 +37,7 @@ def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: 
     from mp_hydra import gradient_report
     from mp_hydra.app import composed
 
-    config = composed([*overrides, "precision=fp32", "loss_scale=none"])
+    config = composed([*overrides, "precision=fp32", "loss_scale=none", "callbacks=none"])
     ranges = gradient_report.measure(config, batches)
     gradient_report.show(ranges, Console())
     for path in gradient_report.save(ranges, output):

@@ -50,8 +50,16 @@ class Fitted:
         np.savez_compressed(directory / "step_times.npz", milliseconds=np.asarray(self.step_ms))
 
 
-def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[..., None]) -> Fitted:
+def fit(
+    config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[..., None], *, leftover: int = 0
+) -> Fitted:
     """Train a prepared model up to `config["epochs"]`, reporting to `log_metrics(metrics, step=batches seen)`.
+
+    Args:
+        config: a resolved config.
+        prepared: what to train, on what.
+        log_metrics: where metrics go.
+        leftover: bytes in use on the device before the run began, which it does not answer for.
 
     Raises:
         NoUpdatesError: if the gradients are never finite.
@@ -82,6 +90,7 @@ def fit(config: Mapping[str, Any], prepared: Prepared, log_metrics: Callable[...
             samples=data.train.size,
             device=device,
             pci_bus_id=hardware.pci_bus_id(device),
+            leftover=leftover,
             every=config["log_every_batches"],
         )
         limits = ScalingLimits(optimizer, max_skipped_in_a_row=config["loss_scale"]["max_skipped_in_a_row"])

@@ -6,6 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from mp_hydra import datasets
@@ -14,6 +15,7 @@ from mp_hydra.config import suggestion
 from mp_hydra.errors import ConfigError, DataError, ModelError
 from mp_hydra.float32_losses import float32_losses
 from mp_hydra.loss_scale import effective_mode
+from mp_hydra.models._parts import one_line
 from mp_hydra.models.build import DataSpec, build
 from mp_hydra.precision import LayerRecord, Scope, census, needs_loss_scaling, require
 from mp_hydra.probe import float32_head, probe
@@ -144,10 +146,19 @@ def _forward(model: Any, batch: Any) -> Any:
     try:
         return probe(model, batch[0])
     except ValueError as error:
+        if _met_other_code(error):  # a user's own `call`: they need the traceback
+            raise
         shapes = [tuple(part.shape[1:]) for part in _flat(batch[0])]
         raise ModelError(
-            f"the model does not accept samples of shape {', '.join(map(str, shapes))}: {error}"
+            f"the model does not accept samples of shape {', '.join(map(str, shapes))}: {one_line(error)}"
         ) from error
+
+
+def _met_other_code(error: BaseException) -> bool:
+    """Whether the exception passed through code that is neither ours nor that of Keras and TensorFlow."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    packages = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames}
+    return not packages <= {"mp_hydra", "keras", "tensorflow", "contextlib"}
 
 
 def _flat(structure: Any) -> list[Any]:

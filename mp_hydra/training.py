@@ -14,6 +14,7 @@ from mp_hydra.audit import Audit
 from mp_hydra.outcome import Ending, closing
 from mp_hydra.precision import resolved_name, scoped_policy
 from mp_hydra.startup import start_tensorflow
+from mp_hydra.telemetry.memory import AllocatorMemory
 from mp_hydra.tracking import Outcome
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, swe
         from mp_hydra.float32_losses import float32_losses
         from mp_hydra.preparation import load_data, prepare
 
+        leftover = AllocatorMemory(hardware.training_device()).current_bytes() or 0
         keras.utils.set_random_seed(config["seed"])
         data = load_data(config)
         run.log_dataset(name=data.name, digest=data.digest, source=data.source, schema=None, profile=data.profile())
@@ -76,7 +78,7 @@ def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, swe
         sent = _upload(run, output_dir)
 
         with float32_losses(prepared.model):
-            fitted = fit(config, prepared, run.log_metrics)
+            fitted = fit(config, prepared, run.log_metrics, leftover=leftover)
             evaluation = evaluate(prepared.model, data, config["batch_size"])
         fitted.save(output_dir)
         evaluation.save(output_dir)

@@ -82,7 +82,7 @@ COMMAND = [
     Bad("experiment=mnist_cn", "experiment=mnist_cn: no such option; did you mean mnist_cnn?"),
     Bad(
         "callbacks=[csv,early]",
-        "callbacks=early: no such option; known here: csv, early_stopping, none, reduce_lr, tensorboard",
+        "callbacks=early: no such option; known here: checkpoint, csv, early_stopping, none, reduce_lr, tensorboard",
     ),
     Bad("hydra/launcher=nope", "re:hydra/launcher=nope: no such option; known here: .*basic.*"),
     Bad("~model", "model=???: choose one of the options of the group, model=..."),

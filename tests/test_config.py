@@ -53,7 +53,7 @@ def resolved(*overrides: str) -> dict[str, Any]:
     node = composed(*overrides)
     # ${hydra:...} is known only while a job runs.
     for callback in node.callbacks.values():
-        callback.update({key: "here" for key in ("filename", "log_dir") if key in callback})
+        callback.update({key: "here" for key in ("filename", "filepath", "log_dir") if key in callback})
     return config.resolve(node)
 
 

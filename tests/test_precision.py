@@ -533,7 +533,7 @@ def reader(kind: str) -> Any:
 def test_ids_that_reach_an_embedding_as_16_bit_floats_are_refused(kind: str, ids: Any, policy: str, limit: int) -> None:
     with scoped_policy(policy, tf32=False):
         model = reader(kind)
-        with pytest.raises(PrecisionError, match=rf"ids \(Embedding\) receives its ids as {COMPUTE[policy]}.*{limit} "):
+        with pytest.raises(PrecisionError, match=rf"ids \(Embedding\) receives its ids as {COMPUTE[policy]}.*{limit};"):
             probe(model, ids)
 
 

@@ -132,7 +132,7 @@ def _cause(error: InstantiationException, target: str) -> Exception:
 def _path_hint(reason: BaseException, target: str) -> str:
     module = target.partition(".")[0]
     absent = isinstance(reason, ModuleNotFoundError) and reason.name == module
-    return f" (the directory of {module} must be on PYTHONPATH)" if absent else ""
+    return f" (the directory of {module} must be on PYTHONPATH, or be where you type the command)" if absent else ""
 
 
 def _arguments(partial: functools.partial[Any], target: str, spec: DataSpec, label: object) -> dict[str, Any]:

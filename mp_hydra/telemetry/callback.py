@@ -37,6 +37,7 @@ class Telemetry(keras.callbacks.Callback):
         samples: training samples of an epoch.
         device: the device that trains, "GPU:0" or "CPU:0".
         pci_bus_id: its bus id, for NVML; None on a CPU.
+        leftover: bytes in use on the device before the run began, which it does not answer for.
         every: batches between reports within an epoch; 0 for none.
 
     Attributes:
@@ -56,6 +57,7 @@ class Telemetry(keras.callbacks.Callback):
         samples: int,
         device: str,
         pci_bus_id: str | None,
+        leftover: int = 0,
         every: int = 0,
     ) -> None:
         super().__init__()
@@ -65,7 +67,11 @@ class Telemetry(keras.callbacks.Callback):
         self._optimizer = optimizer
         self._batches = batches
         self._batch_size, self._samples, self._every = batch_size, samples, every
-        self._allocator, self._host, self._nvml = AllocatorMemory(device), HostMemory(), NvmlSampler(pci_bus_id)
+        self._allocator, self._host, self._nvml = (
+            AllocatorMemory(device, leftover=leftover),
+            HostMemory(),
+            NvmlSampler(pci_bus_id),
+        )
         self.sources = {"memory": self._allocator.source, "host_memory": self._host.source}
         # A CPU computes within the call, so that waiting costs nothing there; on a GPU each wait lets the device run dry.
         self.clock = StepClock(batch_size, self._wait, sync_every_s=0.0 if device.startswith("CPU") else 0.5)

@@ -60,14 +60,17 @@ class AllocatorMemory:
 
     Args:
         device: a TensorFlow device, `"CPU:0"` or `"GPU:0"`.
+        leftover: bytes that do not belong to what is measured, subtracted from every reading: TensorFlow keeps the variables
+            of a trained model for as long as the process lives, so a second run in it starts with those of the first.
 
     Attributes:
         source: where the numbers come from.
         unavailable: why there are none; None where there are.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, leftover: int = 0) -> None:
         self.device = device
+        self._leftover = leftover
         self.source = f"TensorFlow allocator, {device}"
         self.unavailable: str | None = None
         self.reset()
@@ -107,7 +110,7 @@ class AllocatorMemory:
 
         if self.unavailable is None:
             try:
-                return int(tf.config.experimental.get_memory_info(self.device)[key])
+                return int(tf.config.experimental.get_memory_info(self.device)[key]) - self._leftover
             except ValueError as error:
                 self.unavailable = _no_allocator_statistics(self.device, str(error))
         return None

@@ -101,6 +101,13 @@ def test_a_bug_in_the_users_model_shows_their_own_exception_and_fails_the_run(ap
     assert "NameError" in run.tags["mp_hydra.reason"]
 
 
+def test_a_value_error_in_the_users_call_is_their_own_and_not_a_matter_of_shapes(app: Path) -> None:
+    with pytest.raises(ValueError, match="invalid literal for int") as raised:
+        type_command(*BRIEF, *IMAGES, "model=custom", "model._target_=my_model.Stumbling", cwd=app)
+    assert "my_model.py" in "".join(traceback.format_tb(raised.tb))
+    assert (tracked()[-1].status, tracked()[-1].outcome) == ("FAILED", "error")
+
+
 def _raising(what: str) -> tuple[str, ...]:
     return (f"+callbacks.mine={{_target_: my_callbacks.Raise, what: {what}}}", *IMAGES, *MODEL)
 

@@ -262,7 +262,7 @@ def line_of(config: dict[str, Any], spec: DataSpec, kind: type[Exception]) -> st
     ("config", "line"),
     [
         ({}, "model._target_=null: give the dotted path"),
-        ({"_target_": ""}, "model._target_=: give the dotted path"),
+        ({"_target_": ""}, "model._target_='': give the dotted path"),
         ({"_target_": 5}, "model._target_=5: give the dotted path"),
         ({"_target_": "no_such_module.f"}, "model._target_=no_such_module.f: cannot be imported: No module named"),
         ({"_target_": "no_such_name"}, "model._target_=no_such_name: cannot be imported: No module named"),

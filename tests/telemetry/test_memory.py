@@ -73,7 +73,7 @@ def test_a_device_that_tensorflow_lacks_has_a_reason_and_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("device", "setting", "expected"),
     [
-        ("CPU:0", None, "only with oneDNN on (TF_ENABLE_ONEDNN_OPTS=1)"),
+        ("CPU:0", None, "keeps no statistics (it does with TF_CPU_ALLOCATOR_USE_BFC=1)"),
         ("GPU:0", "cuda_malloc_async", "cuda_malloc_async keeps no statistics (unset TF_GPU_ALLOCATOR)"),
         ("GPU:0", None, "TensorFlow has no allocator statistics for GPU:0"),
     ],

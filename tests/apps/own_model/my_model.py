@@ -42,3 +42,11 @@ def compiled(num_classes: int) -> keras.Model:
 def broken(num_classes: int) -> keras.Model:
     """A model with a bug."""
     return keras.Sequential([layers.Dense(num_classes + undefined_name)])  # type: ignore[name-defined]  # noqa: F821
+
+
+class Stumbling(Subclassed):
+    """A subclassed model with a bug that raises what Keras raises for a wrong shape."""
+
+    def call(self, inputs: Any) -> Any:
+        """Never gets as far as logits."""
+        return super().call(inputs) * int("two")
