@@ -1,11 +1,18 @@
-"""What scaling, counting and telemetry cost: a training as mp_hydra runs it against a bare `model.fit` with Adam.
+"""What scaling, counting and telemetry cost: a training as mp_hydra runs it, layer by layer, against stock Keras.
 
     python benchmarks/overhead.py --mode dynamic
 
-Same net (a small convolutional one in float32), same batches of 64 images of 28x28x1, verbose=0. Both ways take turns in
-one process, in short fits, so that a machine that slows down slows both; each pair of neighbouring fits gives a ratio. The
-first round, which traces and compiles, is not counted. On a machine shared with others the processor seconds are the
-steadier figure.
+Ways to train the same net (a small convolutional one in float32) on the same batches of 64 images of 28x28x1, verbose=0:
+
+    adam            bare `model.fit`
+    stock scaling   with Keras' own LossScaleOptimizer around Adam
+    scaler          with mp_hydra's ScaledOptimizer around it: scale, counters, gradient norm
+    guarded         and bad batches undone (`finite_steps`)
+    mp_hydra        and telemetry, with a report every 100 batches: what a run does
+
+They take turns in one process, in short fits, so that a machine that slows down slows all; the fits of one round give
+ratios. The first round, which traces and compiles, is not counted. On a machine shared with others the processor seconds
+are the steadier figure.
 """
 
 from __future__ import annotations
@@ -50,40 +57,52 @@ def random_batches(steps: int) -> Any:
     return tf.data.Dataset.from_tensor_slices((images, labels)).batch(BATCH).cache().repeat().take(steps).prefetch(2)
 
 
-def bare(batches: Any, *, jit_compile: bool) -> Callable[[], Fit]:
-    """A way to train: Keras alone."""
-    model = build_model(jit_compile=jit_compile)
-    return lambda: timed(model, batches, [])
+def ways(batches: Any, *, jit_compile: bool, mode: str, stack: ExitStack) -> dict[str, Callable[[], Fit]]:
+    """The ways to train, by name; each has a model of its own."""
+    import keras
 
-
-def ours(batches: Any, *, jit_compile: bool, mode: str, stack: ExitStack) -> Callable[[], Fit]:
-    """A way to train: scaled optimizer, restored bad batches and telemetry with a report every 100 batches."""
     from mp_hydra.finite_steps import finite_steps
     from mp_hydra.hardware import pci_bus_id, training_device
     from mp_hydra.scaled_optimizer import ScaledOptimizer
     from mp_hydra.telemetry.callback import Telemetry
 
-    model = build_model(jit_compile=jit_compile)
-    optimizer = model.optimizer = ScaledOptimizer(model.optimizer, mode=mode, scale=1.0 if mode == "none" else 1024.0)
-    optimizer.build(model.trainable_variables)
-    counted = stack.enter_context(finite_steps(model, optimizer))
     device = training_device()
     bus = pci_bus_id(device)
 
-    def fit() -> Fit:
-        telemetry = Telemetry(
-            lambda _metrics, _step: None,
-            optimizer=optimizer,
-            batches=counted,
-            batch_size=BATCH,
-            samples=BATCH * len(batches),
-            device=device,
-            pci_bus_id=bus,
-            every=100,
-        )
-        return timed(model, batches, [telemetry])
+    def stock(*, scaled: bool) -> Callable[[], Fit]:
+        model = build_model(jit_compile=jit_compile)
+        if scaled:
+            model.optimizer = keras.optimizers.LossScaleOptimizer(model.optimizer)
+        return lambda: timed(model, batches, [])
 
-    return fit
+    def ours(*, guarded: bool, measured: bool) -> Callable[[], Fit]:
+        model = build_model(jit_compile=jit_compile)
+        scale = 1.0 if mode == "none" else 1024.0
+        optimizer = model.optimizer = ScaledOptimizer(model.optimizer, mode=mode, scale=scale)
+        optimizer.build(model.trainable_variables)
+        counted = stack.enter_context(finite_steps(model, optimizer)) if guarded else None
+
+        def telemetry() -> Any:
+            return Telemetry(
+                lambda _metrics, _step: None,
+                optimizer=optimizer,
+                batches=counted,
+                batch_size=BATCH,
+                samples=BATCH * len(batches),
+                device=device,
+                pci_bus_id=bus,
+                every=100,
+            )
+
+        return lambda: timed(model, batches, [telemetry()] if measured else [])
+
+    return {
+        "adam": stock(scaled=False),
+        "stock scaling": stock(scaled=True),
+        "scaler": ours(guarded=False, measured=False),
+        "guarded": ours(guarded=True, measured=False),
+        "mp_hydra": ours(guarded=True, measured=True),
+    }
 
 
 def timed(model: Any, batches: Any, callbacks: list[Any]) -> Fit:
@@ -112,23 +131,23 @@ def main() -> None:
     count_every_cpu_allocation()
     batches = random_batches(options.steps)
     with ExitStack() as stack:
-        ways = {
-            "bare fit": bare(batches, jit_compile=options.jit),
-            "mp_hydra": ours(batches, jit_compile=options.jit, mode=options.mode, stack=stack),
-        }
-        fits: dict[str, list[Fit]] = {way: [] for way in ways}
+        found = ways(batches, jit_compile=options.jit, mode=options.mode, stack=stack)
+        fits: dict[str, list[Fit]] = {name: [] for name in found}
         for turn in range(options.rounds + 1):
-            for way in ways if turn % 2 else reversed(ways):
-                fits[way].append(ways[way]())
-    for column, clock in enumerate(("wall clock", "processor")):
-        seconds = {way: np.array([pair[column] for pair in pairs[1:]]) for way, pairs in fits.items()}
-        for way, values in seconds.items():
-            print(f"{clock}, {way}: median {1e3 * np.median(values) / options.steps:.2f} ms/step")
-        ratios = seconds["mp_hydra"] / seconds["bare fit"]
-        low, high = interval(ratios)
-        print(
-            f"{clock}, ratio mp_hydra / bare fit: median {np.median(ratios):.3f} (95 % interval {low:.3f} to {high:.3f})"
-        )
+            for name in found if turn % 2 else reversed(found):
+                fits[name].append(found[name]())
+    for column, clock in enumerate(("processor", "wall clock")):
+        seconds = {name: np.array([pair[1 - column] for pair in pairs[1:]]) for name, pairs in fits.items()}
+        print(f"{clock}, loss scaling {options.mode}, {options.rounds} rounds of {options.steps} steps")
+        print(f"  {'':14} {'ms/step':>8}  {'ratio to adam':>22}  {'ratio to stock scaling':>22}")
+        for name, values in seconds.items():
+            ratios = [_shown(values / seconds[base]) if name != base else "" for base in ("adam", "stock scaling")]
+            print(f"  {name:14} {1e3 * np.median(values) / options.steps:8.2f}  {ratios[0]:>22}  {ratios[1]:>22}")
+
+
+def _shown(ratios: np.ndarray[Any, Any]) -> str:
+    low, high = interval(ratios)
+    return f"{np.median(ratios):.3f} ({low:.3f}-{high:.3f})"
 
 
 if __name__ == "__main__":

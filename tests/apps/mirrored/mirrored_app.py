@@ -67,7 +67,7 @@ def fitted(
         trained.compile(optimizer, "mse", metrics=["mae"], auto_scale_loss=False, **settings)
         rule = Rule(growth_interval=2)
         trained.optimizer = ScaledOptimizer(
-            optimizer, mode=mode, scale=1.0 if mode == "none" else 1024.0, rule=rule
+            optimizer, mode=mode, scale=1024.0, rule=rule
         )
         trained.optimizer.build(trained.trainable_variables)
         with finite_steps(trained, trained.optimizer) as counted:
@@ -127,7 +127,6 @@ def main() -> None:
         answers[f"stock {replica}"] = stock(two, row)
         answers[f"normalized {replica}"] = fitted(two, data(row), normalized=True, **graph)
         answers[f"dynamic {replica}"] = fitted(two, data(row), mode="dynamic", **graph)
-    answers["none 1"] = fitted(two, data(7), mode="none", **graph)
     answers["single dynamic"] = fitted(one, data(0), mode="dynamic", **graph)
     answers["normalized without"] = fitted(two, data(None, left_out=True), normalized=True, **graph)
     answers["refused"] = {
