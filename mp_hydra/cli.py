@@ -37,6 +37,8 @@ def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: 
     from mp_hydra import gradient_report
     from mp_hydra.app import composed
 
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # a user's modules lie where the command is typed
     config = composed([*overrides, "precision=fp32", "loss_scale=none", "callbacks=none"])
     ranges = gradient_report.measure(config, batches)
     gradient_report.show(ranges, Console())

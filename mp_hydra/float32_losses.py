@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _AGGREGATE = "_aggregate_additional_loss"  # what the stock compute_loss calls for each additional loss
+_THEIRS = "mp_hydra_theirs"  # the user's regularizer, on the function that stands in for it
 
 
 @contextmanager
@@ -48,7 +49,8 @@ def _with_float32_regularizers(step: Callable[[Any], Any]) -> Callable[[Any, Any
         from keras import ops
 
         layers = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]  # noqa: SLF001
-        regularizers = [layer.activity_regularizer for layer in layers]
+        # Under a strategy the steps of two replicas overlap, and the second one finds what the first has set.
+        regularizers = [getattr(layer.activity_regularizer, _THEIRS, layer.activity_regularizer) for layer in layers]
         for layer, regularizer in zip(layers, regularizers, strict=True):
             layer.activity_regularizer = _in_float32(regularizer, ops)
         try:
@@ -61,4 +63,8 @@ def _with_float32_regularizers(step: Callable[[Any], Any]) -> Callable[[Any, Any
 
 
 def _in_float32(regularizer: Callable[[Any], Any], ops: Any) -> Callable[[Any], Any]:
-    return lambda output: regularizer(ops.cast(output, "float32"))
+    def in_float32(output: Any) -> Any:
+        return regularizer(ops.cast(output, "float32"))
+
+    setattr(in_float32, _THEIRS, regularizer)
+    return in_float32

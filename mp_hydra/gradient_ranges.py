@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mp_hydra.errors import ModelError, PrecisionError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
@@ -71,14 +73,26 @@ class GradientRange:
 def float16_range(layer: str, kind: str, values: Iterable[npt.NDArray[np.float32]]) -> GradientRange:
     """Count gradients by where they lie in float16's range.
 
+    Raises:
+        ValueError: where there is no value at all.
+        ModelError: for inf or nan.
+
     >>> r = float16_range("dense", "weights", [np.array([0.0, 2.0**-26, 2.0**-20, 1.0], "float32")])
     >>> r.zero, r.underflow, r.subnormal, r.smallest == 2.0**-26, r.largest
     (0.25, 0.25, 0.25, True, 1.0)
     """
-    magnitudes = np.abs(np.concatenate([np.ravel(np.asarray(part, dtype="float64")) for part in values]))
-    nonzero = magnitudes[magnitudes > 0]
-    as_float16 = nonzero.astype("float16", copy=False)
+    parts = [np.ravel(np.asarray(part, dtype="float64")) for part in values]
+    magnitudes = np.abs(np.concatenate([np.zeros(0), *parts]))
     total = len(magnitudes)
+    if not total:
+        raise ValueError(f"there are no gradients of the {kind} of layer {layer}")
+    if not np.isfinite(magnitudes).all():
+        raise ModelError(
+            f"the gradient of the {kind} of layer {layer} holds inf or nan in float32 already: look at the loss and the data first"
+        )
+    nonzero = magnitudes[magnitudes > 0]
+    with np.errstate(over="ignore", under="ignore"):
+        as_float16 = nonzero.astype("float16")
     powers = np.clip(np.floor(np.log2(nonzero)), BINS[0], BINS[-1]).astype(int) - BINS[0]
     return GradientRange(
         layer=layer,
@@ -112,10 +126,20 @@ def gradient_ranges(model: Any, batches: Iterable[tuple[Any, Any]]) -> list[Grad
         batches: (x, y) as training feeds them.
 
     Returns:
-        One record a layer for its outputs and one for its weights, in the order in which layers are called.
+        One record a layer for its outputs, in the order in which layers are called, then one for its weights.
+
+    Raises:
+        PrecisionError: for a layer that computes in 16 bits: its gradients would have lost already what is to be counted.
+        ModelError: for gradients that are inf or nan in float32.
     """
     import tensorflow as tf
 
+    for layer in _leaves(model):
+        if layer.compute_dtype in ("float16", "bfloat16"):
+            raise PrecisionError(
+                f"layer {layer.path or layer.name} ({type(layer).__name__}) computes in {layer.compute_dtype} whatever the "
+                f"policy; gradients can be placed in float16's range only where all layers compute in float32"
+            )
     found: dict[tuple[str, str], list[npt.NDArray[np.float32]]] = defaultdict(list)
     for x, y in batches:
         outputs: list[tuple[str, Any]] = []
@@ -131,7 +155,7 @@ def gradient_ranges(model: Any, batches: Iterable[tuple[Any, Any]]) -> list[Grad
         for (path, _), kind, gradient in zip([*outputs, *weights], kinds, gradients, strict=True):
             if gradient is not None:
                 found[path, kind].append(np.asarray(tf.convert_to_tensor(gradient)))
-    return [float16_range(path, kind, values) for (path, kind), values in found.items()]
+    return [float16_range(*key, values) for key, values in found.items() if any(part.size for part in values)]
 
 
 def _leaves(model: Any) -> list[Any]:

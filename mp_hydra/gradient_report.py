@@ -46,20 +46,25 @@ def conclusion(ranges: Sequence[GradientRange]) -> str:
     scales = common_scales(ranges)
     if scales is None:
         return "Every gradient is zero: nothing can be said about scaling."
-    lowest, highest = scales
     worst = max(ranges, key=lambda r: r.underflow)
-    if lowest <= 1.0 <= highest:
+    loudest = max(ranges, key=lambda r: r.largest)
+    lost = []
+    if worst.underflow:
+        lost.append(f"up to {worst.underflow:.2%} of a layer's gradients become zero ({worst.layer}, {worst.kind})")
+    if scales[1] < 1.0:
+        lost.append(f"gradients up to {loudest.largest:.2g} become inf ({loudest.layer}, {loudest.kind})")
+    if not lost:
         return "No scaling is needed: float16 holds every gradient as it is."
-    lost = (
-        f"without scaling up to {worst.underflow:.2%} of a layer's gradients become zero ({worst.layer}, {worst.kind})"
-    )
+    without = f"without scaling {' and '.join(lost)}"
+    lowest, highest = _powers(scales)
     if lowest <= highest:
-        return f"Scales from {_power(lowest, math.ceil)} to {_power(highest, math.floor)} keep every gradient; {lost}."
-    return f"No single scale keeps every gradient; from {_power(highest, math.floor)} on some overflow, and {lost}."
+        return f"Scales from 2^{lowest} to 2^{highest} keep every gradient; {without}."
+    return f"No power of two as a scale keeps every gradient: some become inf above 2^{highest}, some zero below 2^{lowest}; {without}."
 
 
-def _power(scale: float, rounding: Any) -> str:
-    return f"2^{rounding(math.log2(scale))}"
+def _powers(scales: tuple[float, float]) -> tuple[int, int]:
+    """The smallest and the largest power of two among scales; the first may lie above the second."""
+    return math.ceil(math.log2(scales[0])), math.floor(math.log2(scales[1]))
 
 
 def show(ranges: Sequence[GradientRange], console: Console) -> None:
@@ -72,11 +77,17 @@ def show(ranges: Sequence[GradientRange], console: Console) -> None:
     for name in ("zero anyway", "becomes zero", "subnormal", "largest", "scales that keep all"):
         table.add_column(name, justify="right")
     for r in ranges:
-        scales = f"{_power(r.scales[0], math.ceil)} … {_power(r.scales[1], math.floor)}" if r.scales else "-"
         shares = [f"{share:.2%}" for share in (r.zero, r.underflow, r.subnormal)]
-        table.add_row(r.layer, r.kind, *shares, f"{r.largest:.2g}", scales)
+        table.add_row(r.layer, r.kind, *shares, f"{r.largest:.2g}", _span(r.scales))
     console.print(table)
     console.print(conclusion(ranges), highlight=False)
+
+
+def _span(scales: tuple[float, float] | None) -> str:
+    if scales is None:
+        return "-"
+    lowest, highest = _powers(scales)
+    return f"2^{lowest} … 2^{highest}" if lowest <= highest else "none"
 
 
 def save(ranges: Sequence[GradientRange], directory: Path) -> list[Path]:

@@ -44,8 +44,7 @@ class ScalingLimits(keras.callbacks.Callback):
         self._limit = max_skipped_in_a_row
         self._every = every if max_skipped_in_a_row is None else min(every, max_skipped_in_a_row)
         self._next_look = self._every
-        self._seen_before_epoch = self._last_begin = 0
-        self._applied_before_epoch = 0
+        self._seen_before_epoch = self._applied_before_epoch = 0
         self._warned = False
         self._skipped = optimizer.counters().skipped if optimizer.built else 0
         self._named = 0

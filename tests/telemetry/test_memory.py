@@ -179,3 +179,18 @@ def test_variables_bytes_counts_by_dtype_and_each_variable_once() -> None:
     scalar = keras.Variable(1.0, dtype="float32")
     assert variables_bytes([half, whole, half, scalar]) == 4 * 2 * 2 + 3 * 8 + 4
     assert variables_bytes(iter([])) == 0
+
+
+def test_what_was_in_use_before_a_run_is_left_out_of_its_figures() -> None:
+    import tensorflow as tf
+
+    earlier = tf.zeros([512, 1024]) + 1.0  # 2 MiB that an earlier run in the process left behind
+    before = AllocatorMemory("CPU:0").current_bytes()
+    assert before is not None
+    memory = AllocatorMemory("CPU:0", leftover=before)
+    own = tf.zeros([256, 1024]) + 1.0  # 1 MiB
+    current, peak = memory.current_bytes(), memory.peak_bytes()
+    assert current == pytest.approx(2**20, rel=0.07)
+    assert peak is not None
+    assert 2**20 <= peak <= 4 * 2**20
+    del earlier, own
