@@ -72,9 +72,7 @@ def test_nan_on_either_replica_makes_both_skip_and_the_rest_is_training_on_one_d
 
 @pytest.mark.parametrize("way", ["graph", "eager"])
 @pytest.mark.parametrize("replica", REPLICAS)
-def test_good_half_of_a_bad_batch_is_left_out_of_the_means_too(
-    answers: dict[str, Any], replica: int, way: str
-) -> None:
+def test_good_half_of_a_bad_batch_is_left_out_of_the_means_too(answers: dict[str, Any], replica: int, way: str) -> None:
     mirrored = answers[f"{way} {replica}"]
     assert mirrored["batches"] == [6, 2]
     assert mirrored["history"] == pytest.approx(answers["single"]["history"], rel=1e-5)

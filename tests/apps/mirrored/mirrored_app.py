@@ -66,9 +66,7 @@ def fitted(
         optimizer = keras.optimizers.Adam(0.01, **(inner or {}))
         trained.compile(optimizer, "mse", metrics=["mae"], auto_scale_loss=False, **settings)
         rule = Rule(growth_interval=2)
-        trained.optimizer = ScaledOptimizer(
-            optimizer, mode=mode, scale=1024.0, rule=rule
-        )
+        trained.optimizer = ScaledOptimizer(optimizer, mode=mode, scale=1024.0, rule=rule)
         trained.optimizer.build(trained.trainable_variables)
         with finite_steps(trained, trained.optimizer) as counted:
             history = trained.fit(batches, verbose=0, shuffle=False).history
