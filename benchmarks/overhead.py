@@ -61,7 +61,7 @@ def ways(batches: Any, *, jit_compile: bool, mode: str, stack: ExitStack) -> dic
     """The ways to train, by name; each has a model of its own."""
     import keras
 
-    from mp_hydra.finite_steps import finite_steps
+    from mp_hydra.finite_steps import Batches, finite_steps
     from mp_hydra.hardware import pci_bus_id, training_device
     from mp_hydra.scaled_optimizer import ScaledOptimizer
     from mp_hydra.telemetry.callback import Telemetry
@@ -80,7 +80,7 @@ def ways(batches: Any, *, jit_compile: bool, mode: str, stack: ExitStack) -> dic
         scale = 1.0 if mode == "none" else 1024.0
         optimizer = model.optimizer = ScaledOptimizer(model.optimizer, mode=mode, scale=scale)
         optimizer.build(model.trainable_variables)
-        counted = stack.enter_context(finite_steps(model, optimizer)) if guarded else None
+        counted = stack.enter_context(finite_steps(model, optimizer)) if guarded else Batches()
 
         def telemetry() -> Any:
             return Telemetry(

@@ -7,7 +7,9 @@ mp_hydra) and carries the scaler's state beside it. `resume` reads both.
 from __future__ import annotations
 
 import json
+import re
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from mp_hydra.errors import ModelError
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 _ASSET = "assets/optimizer/loss_scale.json"
 _CONFIG = "config.json"
+_PARTS = ("mode", "scale", "rule", "state", "seeds")
+# What Keras, h5py and zipfile raise for files that are damaged, or that need a class which is not there.
+_UNREADABLE = (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile, zlib.error)
 
 
 def resume(path: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
@@ -35,6 +40,8 @@ def resume(path: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """
     import keras
 
+    from mp_hydra.scaled_optimizer import ScaledOptimizer
+
     saved = saved_scaling(path)
     try:
         # Compiled by hand below: under a mixed policy Keras would put its own loss scaling around the optimizer, and then
@@ -42,20 +49,28 @@ def resume(path: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
         model = keras.saving.load_model(path, custom_objects=custom_objects, compile=False)
         with keras.saving.custom_object_scope(dict(custom_objects or {})):
             settings = keras.saving.deserialize_keras_object(_archived(path, _CONFIG)["compile_config"])
-    except (ValueError, TypeError, OSError) as error:
-        raise ModelError(f"checkpoint {path} cannot be opened: {error}") from error
-    model.compile(**{**settings, "auto_scale_loss": False})
-    from mp_hydra.scaled_optimizer import ScaledOptimizer
-
-    model.optimizer = ScaledOptimizer(model.optimizer, mode=saved["mode"], scale=saved["scale"], rule=saved["rule"])
+        model.compile(**{**settings, "auto_scale_loss": False})
+        model.optimizer = ScaledOptimizer(model.optimizer, mode=saved["mode"], scale=saved["scale"], rule=saved["rule"])
+    except _UNREADABLE as error:
+        raise ModelError(f"checkpoint {path} cannot be opened: {_reason(error)}") from error
     model.optimizer.build(model.trainable_variables)
     model.optimizer.remember_seeds(model)
     try:
         model.load_weights(path)
         model.optimizer.restore(saved)
-    except ValueError as error:
-        raise ModelError(f"checkpoint {path} does not fit: {error}") from error
+    except _UNREADABLE as error:
+        raise ModelError(f"checkpoint {path} does not fit: {_reason(error)}") from error
     return model
+
+
+def _reason(error: Exception) -> str:
+    """The message, without the list of Python objects that Keras packs it into."""
+    return re.sub(
+        r"^A total of \d+ objects .*? for object <.*?>:\s+|\s*List of objects that could .*",
+        "",
+        str(error),
+        flags=re.DOTALL,
+    )
 
 
 def saved_scaling(path: Path) -> dict[str, Any]:
@@ -70,6 +85,8 @@ def saved_scaling(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"checkpoint {path} has no loss-scaling state: it was not saved by a run of mp_hydra"
         ) from error
+    if missing := [part for part in _PARTS if part not in saved]:
+        raise ModelError(f"checkpoint {path} has a loss-scaling state without {', '.join(missing)}: it is damaged")
     return saved
 
 
@@ -79,5 +96,5 @@ def _archived(path: Path, member: str) -> dict[str, Any]:
             return dict(json.loads(archive.read(member)))
     except FileNotFoundError as error:
         raise ModelError(f"there is no checkpoint {path}") from error
-    except (OSError, zipfile.BadZipFile, json.JSONDecodeError) as error:
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"checkpoint {path} is no .keras file: {error}") from error

@@ -29,7 +29,7 @@ class Fitted:
 
     Attributes:
         steps: training batches that the model has seen, those before a resume included.
-        last_skipped: the number of the last skipped one of them, counted from 1; 0 if none was.
+        last_skipped: the number of the last step that this training skipped, counted from 1; 0 if it skipped none.
         nonfinite: path of the variable nearest to the loss whose gradient was not finite in a skipped step; None if none was.
         metrics: the last value of every metric.
         absent: for metrics that could not be measured, the reason.
@@ -112,7 +112,7 @@ def fit(
     counters = optimizer.counters()
     return Fitted(
         steps=seen_before + telemetry.seen,
-        last_skipped=counters.last_skipped,
+        last_skipped=max(counters.last_skipped - seen_before, 0),
         nonfinite=limits.nonfinite,
         metrics=last,
         absent=telemetry.absent,

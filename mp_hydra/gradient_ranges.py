@@ -88,7 +88,7 @@ def float16_range(layer: str, kind: str, values: Iterable[npt.NDArray[np.float32
         raise ValueError(f"there are no gradients of the {kind} of layer {layer}")
     if not np.isfinite(magnitudes).all():
         raise ModelError(
-            f"the gradient of the {kind} of layer {layer} holds inf or nan in float32 already: look at the loss and the data first"
+            f"the gradient of the {kind} of layer {layer} holds inf or nan in float32 already: look at loss and data first"
         )
     nonzero = magnitudes[magnitudes > 0]
     with np.errstate(over="ignore", under="ignore"):
@@ -192,19 +192,26 @@ def _recorded(layer: Any, outputs: list[tuple[str, Any]], tape: Any) -> Iterator
 
 def plot(ranges: Sequence[GradientRange], path: Path) -> None:
     """Draw how the magnitudes of each layer's output gradients spread over powers of two, against float16's range."""
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     rows = [r for r in ranges if r.kind == "outputs" and any(r.exponents)]
-    figure = Figure(figsize=(9, max(2.5, 0.32 * len(rows) + 1.6)), layout="constrained")
+    height = max(2.5, 0.24 * len(rows) + 1.6)
+    figure = Figure(figsize=(9, height), layout="constrained")
     axes = figure.subplots()
     shares = np.array([np.array(r.exponents) / sum(r.exponents) for r in rows]) if rows else np.zeros((1, len(BINS)))
     shown = np.ma.masked_equal(shares, 0)
     image = axes.imshow(
-        shown, aspect="auto", cmap="viridis", extent=(BINS[0], BINS[-1] + 1, len(rows), 0), interpolation="nearest"
+        shown,
+        aspect="auto",
+        cmap="viridis_r",
+        norm=LogNorm(1e-5, 1.0),  # the few that are lost should show as well
+        extent=(BINS[0], BINS[-1] + 1, len(shares), 0),
+        interpolation="nearest",
     )
     axes.set_yticks(np.arange(len(rows)) + 0.5, [r.layer for r in rows], fontsize=8)
     marks = (
-        (math.log2(SMALLEST), "zero below ", "right"),
+        (math.log2(SMALLEST / 2), "zero below ", "right"),
         (math.log2(NORMAL), " subnormal below", "left"),
         (16.0, "inf above", "center"),
     )
@@ -214,5 +221,5 @@ def plot(ranges: Sequence[GradientRange], path: Path) -> None:
     seen = np.flatnonzero(shares.sum(axis=0))
     axes.set_xlim(min(BINS[seen[0]] if len(seen) else 0, -26) - 1, 19)
     axes.set_xlabel("magnitude of the gradient of the layer's output, power of two")
-    figure.colorbar(image, ax=axes, label="share of non-zero values")
+    figure.colorbar(image, ax=axes, label="share of non-zero values", shrink=min(1.0, 5 / height))
     figure.savefig(path, dpi=140)

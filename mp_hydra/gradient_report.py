@@ -59,7 +59,8 @@ def conclusion(ranges: Sequence[GradientRange]) -> str:
     lowest, highest = _powers(scales)
     if lowest <= highest:
         return f"Scales from 2^{lowest} to 2^{highest} keep every gradient; {without}."
-    return f"No power of two as a scale keeps every gradient: some become inf above 2^{highest}, some zero below 2^{lowest}; {without}."
+    crossing = f"some become inf above 2^{highest}, some zero below 2^{lowest}"
+    return f"No power of two as a scale keeps every gradient: {crossing}; {without}."
 
 
 def _powers(scales: tuple[float, float]) -> tuple[int, int]:
@@ -68,18 +69,21 @@ def _powers(scales: tuple[float, float]) -> tuple[int, int]:
 
 
 def show(ranges: Sequence[GradientRange], console: Console) -> None:
-    """Print the table and the conclusion."""
+    """Print a table for the outputs, one for the weights, and the conclusion."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title="Gradients in float16's range, without loss scaling", title_justify="left")
-    table.add_column("layer", overflow="fold")
-    table.add_column("gradient of")
-    for name in ("zero anyway", "becomes zero", "subnormal", "largest", "scales that keep all"):
-        table.add_column(name, justify="right")
-    for r in ranges:
-        shares = [f"{share:.2%}" for share in (r.zero, r.underflow, r.subnormal)]
-        table.add_row(r.layer, r.kind, *shares, f"{r.largest:.2g}", _span(r.scales))
-    console.print(table)
+    for kind in dict.fromkeys(r.kind for r in ranges):
+        table = Table(title=f"Gradients of {kind} in float16's range, without loss scaling", title_justify="left")
+        table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
+        table.add_column("layer", overflow="fold")
+        for name in ("zero\nanyway", "becomes\nzero", "subnormal", "largest", "scales\nthat keep all"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for r in ranges:
+            if r.kind == kind:
+                shares = [f"{share:.2%}" for share in (r.zero, r.underflow, r.subnormal)]
+                table.add_row(r.layer, *shares, f"{r.largest:.2g}", _span(r.scales))
+        console.print(table)
     console.print(conclusion(ranges), highlight=False)
 
 
@@ -87,7 +91,7 @@ def _span(scales: tuple[float, float] | None) -> str:
     if scales is None:
         return "-"
     lowest, highest = _powers(scales)
-    return f"2^{lowest} … 2^{highest}" if lowest <= highest else "none"
+    return f"2^{lowest}…2^{highest}" if lowest <= highest else "none"
 
 
 def save(ranges: Sequence[GradientRange], directory: Path) -> list[Path]:

@@ -17,11 +17,11 @@ from mp_hydra.float32_losses import float32_losses
 from mp_hydra.loss_scale import effective_mode
 from mp_hydra.models._parts import one_line
 from mp_hydra.models.build import DataSpec, build
-from mp_hydra.precision import LayerRecord, Scope, census, needs_loss_scaling, require
+from mp_hydra.precision import COMPUTE_DTYPES, LayerRecord, Scope, census, needs_loss_scaling, require
 from mp_hydra.probe import float32_head, probe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,11 @@ def prepare(config: Mapping[str, Any], data: datasets.Data, scope: Scope, *, dir
             log.info("layer %s computes in float32 (precision.float32_head=true)", layer.path)
     outputs = _forward(model, batch)
     layers = census(model, scope)
-    warnings = [] if config.get("resume") else require(layers, scope.policy, pinned=config["precision"]["pinned"])
-    if not config.get("resume"):
+    if config.get("resume"):
+        warnings: list[str] = []
+        _require_saved_in(layers, config)
+    else:
+        warnings = require(layers, scope.policy, pinned=config["precision"]["pinned"])
         mode = effective_mode(config["loss_scale"]["mode"], float16=needs_loss_scaling(layers))
         compile_model(model, config, data, mode)
     optimizer = model.optimizer
@@ -120,6 +123,18 @@ def _resumed(config: Mapping[str, Any], directory: Path | None) -> Any:
     log.info("resuming %s: its model, loss, metrics, optimizer and loss scaling are kept", path)
     set_execution(model, config["compile"])
     return model
+
+
+def _require_saved_in(layers: Sequence[LayerRecord], config: Mapping[str, Any]) -> None:
+    """Layers keep the precision that they were saved in, so a resumed run has to ask for just that."""
+    asked = COMPUTE_DTYPES[config["precision"]["policy"]]
+    found = {layer.compute_dtype for layer in layers} - {"float32"} or {"float32"}
+    if found != {asked}:
+        saved = " or ".join(name for name, dtype in COMPUTE_DTYPES.items() if dtype in found)
+        cure = (
+            f"its layers compute in {' and '.join(sorted(found))}: resume it with the precision whose policy is {saved}"
+        )
+        raise ConfigError("resume", config["resume"], cure)
 
 
 def epochs_done(config: Mapping[str, Any], prepared: Prepared) -> int:

@@ -45,7 +45,8 @@ def probe(model: Any, batch: Any) -> Any:
 def float32_head(model: Any, batch: Any) -> list[Any]:
     """Let the layers that give the outputs compute in float32, where they compute in 16 bits.
 
-    A layer in front of a softmax stays as it is: the softmax is the head then.
+    A layer in front of a softmax stays as it is: the softmax is the head then. What only hands the head's numbers on, such
+    as a Reshape, is changed with it: it would cast them back.
 
     Args:
         model: a Keras model; it is built by this.
@@ -55,8 +56,9 @@ def float32_head(model: Any, batch: Any) -> list[Any]:
         The layers that were changed.
     """
     outputs, calls = _forward(model, batch)
-    heads = _heads(model) or _heads_by_value(outputs, calls)
-    changed = [part for head in heads for part in head._flatten_layers() if part.compute_dtype in SIXTEEN_BIT]  # noqa: SLF001
+    heads, passed = _heads(model, outputs, calls)
+    parts = [part for layer in (*passed, *heads) for part in layer._flatten_layers()]  # noqa: SLF001
+    changed = list(dict.fromkeys(part for part in parts if part.compute_dtype in SIXTEEN_BIT))
     for layer in changed:
         layer.dtype_policy = "float32"
     return changed
@@ -127,14 +129,15 @@ def _dtype(tensor: Any) -> str:
 def _require_float32_outputs(model: Any, outputs: Any, calls: Sequence[_Call]) -> None:
     import keras
 
-    heads = _heads(model) if getattr(model, "outputs", None) else _heads_by_value(outputs, calls)
+    heads, passed = _heads(model, outputs, calls)
+    rounding = [layer for layer in (*heads, *passed) if layer.compute_dtype in SIXTEEN_BIT]
     for output in keras.tree.flatten(outputs):
         dtype = _dtype(output)
         if dtype in SIXTEEN_BIT:
-            name = f"layer {path_of(heads[0])} ({type(heads[0]).__name__})" if heads else f"model {model.name}"
+            name = f"layer {path_of(rounding[0])} ({type(rounding[0]).__name__})" if rounding else f"model {model.name}"
             raise PrecisionError(
                 f"the head, {name}, gives {dtype} outputs: loss and metrics would be computed from rounded predictions; "
-                f'construct it with dtype="float32", its activation included'
+                f'construct it with dtype="float32", its activation included, or set precision.float32_head=true'
             )
     for head in heads:
         activation = getattr(getattr(head, "activation", None), "__name__", type(head).__name__.lower())
@@ -146,15 +149,20 @@ def _require_float32_outputs(model: Any, outputs: Any, calls: Sequence[_Call]) -
             )
 
 
-_PASSING = ("Identity", "Reshape", "Flatten", "Cast", "Squeeze", "ExpandDims")
+_PASSING = ("Identity", "Reshape", "Flatten", "Cast", "Squeeze", "ExpandDims", "Dropout", "ActivityRegularization")
 
 
-def _heads(model: Any) -> list[Any]:
-    """The layers whose results a functional model returns, looking through reshapes, casts and linear activations."""
+def _heads(model: Any, outputs: Any, calls: Sequence[_Call]) -> tuple[list[Any], list[Any]]:
+    """The layers whose results a model returns, and those behind them that only hand these on, such as a reshape or cast."""
+    return _heads_by_graph(model) if getattr(model, "outputs", None) else _heads_by_value(outputs, calls)
+
+
+def _heads_by_graph(model: Any) -> tuple[list[Any], list[Any]]:
     import keras
 
     tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
     found: list[Any] = []
+    passed: list[Any] = []
     seen: set[int] = set()
     while tensors:
         tensor = tensors.pop()
@@ -166,14 +174,15 @@ def _heads(model: Any) -> list[Any]:
         if isinstance(operation, keras.Model):
             tensors += keras.tree.flatten(getattr(operation, "outputs", None) or [])
         elif _passes(operation):
+            passed += [operation] if isinstance(operation, keras.layers.Layer) else []
             tensors += list(operation._inbound_nodes[history.node_index].input_tensors)  # noqa: SLF001
         elif isinstance(operation, keras.layers.Layer):
             found.append(operation)
-    return found
+    return found, passed
 
 
-def _heads_by_value(outputs: Any, calls: Sequence[_Call]) -> list[Any]:
-    """The same for a model without a graph: for each output the last layer that returned these very numbers."""
+def _heads_by_value(outputs: Any, calls: Sequence[_Call]) -> tuple[list[Any], list[Any]]:
+    """For a model without a graph: for each output the last layer that returned these very numbers."""
     import keras
     import numpy as np
 
@@ -181,14 +190,17 @@ def _heads_by_value(outputs: Any, calls: Sequence[_Call]) -> list[Any]:
         # float32 holds every 16-bit number; tensors inside a loop have no numbers.
         return np.asarray(tensor.numpy(), "float32").ravel() if hasattr(tensor, "numpy") else None
 
-    found = []
+    found: list[Any] = []
+    passed: list[Any] = []
     for output in keras.tree.flatten(outputs):
         wanted = numbers(output)
         for layer, _, result in reversed(calls):
-            if not _passes(layer) and any(np.array_equal(wanted, numbers(r)) for r in keras.tree.flatten(result)):
-                found.append(layer)
+            if not any(np.array_equal(wanted, numbers(r)) for r in keras.tree.flatten(result)):
+                continue
+            (passed if _passes(layer) else found).append(layer)
+            if not _passes(layer):
                 break
-    return found
+    return found, passed
 
 
 def _passes(operation: Any) -> bool:

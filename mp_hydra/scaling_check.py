@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FACTOR = 4.0
-_TOLERANCE = 0.1  # of an exponent: where float16 rounds gradients to zero, norms follow no power of the scale
+_TOLERANCE = 0.25  # of an exponent: where float16 rounds gradients to zero, norms follow no power of the scale
 _FORGOTTEN = "does not scale the loss: write `loss = self.optimizer.scale_loss(loss)` before the gradient is taken"
+_INCONCLUSIVE = "no gradient was applied, or their norms are zero, not finite, or follow no power of the scale"
 _PROBLEMS = {
     0: "calls `self.optimizer.scale_loss`, but its gradients are not scaled: take the gradient of the loss that is returned, "
     "and leave unscaling to `self.optimizer.apply_gradients`",
@@ -66,7 +67,7 @@ def require_scaled_loss(model: Any, optimizer: ScaledOptimizer, batch: Any) -> N
     exponent = _exponent(*steps)
     name = f"{type(model).__name__}.train_step"
     if exponent is None:
-        log.warning("%s could not be checked for loss scaling: it applied no gradient that is finite and not zero", name)
+        log.warning("%s could not be checked for loss scaling: %s", name, _INCONCLUSIVE)
     elif exponent == 0 and not steps[0].scaled:
         raise ModelError(f"{name} {_FORGOTTEN}")
     elif exponent != 1:
@@ -115,7 +116,7 @@ def _step(model: Any, optimizer: ScaledOptimizer, batch: Any, scale: float) -> _
     scaled: list[Any] = []
     scale_loss = optimizer.scale_loss
 
-    def apply(grads: Any, trainable_variables: Any = None) -> None:
+    def apply(grads: Any, trainable_variables: Any = None) -> None:  # noqa: ARG001 - callers may name it
         squares.append(sum_of_squares(list(grads)))
 
     def noted(loss: Any) -> Any:
@@ -135,15 +136,20 @@ def _step(model: Any, optimizer: ScaledOptimizer, batch: Any, scale: float) -> _
 @contextmanager
 def _restored(model: Any, optimizer: ScaledOptimizer) -> Iterator[None]:
     """Put back every variable of model, metrics and optimizer, and the seeds, as they were."""
-    from keras.src.random.seed_generator import global_seed_generator
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-    variables = [*model.variables, *model.metrics_variables, *optimizer.variables, global_seed_generator().state]
-    values = [(variable, np.array(variable.value)) for variable in variables]
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)  # Keras makes it where it is first needed
+    variables = [*model.variables, *model.metrics_variables, *optimizer.variables]
+    if generator is not None:
+        variables.append(generator.state)
+    values = [(variable, np.array(variable.value.numpy())) for variable in variables]
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's step may use it
     try:
         yield
     finally:
         for variable, value in values:
             variable.assign(value)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002

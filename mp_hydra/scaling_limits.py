@@ -15,16 +15,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 3
-ADVICE = (
-    "Try a smaller learning rate, loss_scale=dynamic or precision=mixed_bfloat16, and look for values in the data that "
-    "float16 cannot hold"
-)
+
+
+def advice(mode: str) -> str:
+    """What to try where steps are skipped under this mode of loss scaling."""
+    cures = ["a smaller learning rate", *(["loss_scale=dynamic"] if mode == "fixed" else [])]
+    return (
+        f"Try {', '.join(cures)} or precision=mixed_bfloat16, and look for values in the data that float16 cannot hold"
+    )
 
 
 class ScalingLimits(keras.callbacks.Callback):
     """Ends a training in which nothing is learnt, and says once that the scale has reached its floor.
 
-    The optimizer's counters are read every `every` batches and at the end of each epoch: reading waits for the device.
+    The optimizer's counters are read every `every` batches, or every `max_skipped_in_a_row` if that is less, and at the end of
+    each epoch: reading waits for the device. A row of skipped steps that has ended by the next look is not seen.
 
     Args:
         optimizer: the model's optimizer.
@@ -69,7 +74,8 @@ class ScalingLimits(keras.callbacks.Callback):
         seen = counters.steps - self._seen_before_epoch
         if seen and counters.applied == self._applied_before_epoch:
             raise NoUpdatesError(
-                f"none of the {seen} steps of epoch {epoch + 1} was applied: every gradient was inf or nan. {ADVICE}"
+                f"none of the {seen} steps of epoch {epoch + 1} was applied: every gradient was inf or nan. "
+                f"{advice(self._optimizer.mode)}"
             )
 
     def _look(self, counters: Counters) -> None:
@@ -79,17 +85,18 @@ class ScalingLimits(keras.callbacks.Callback):
         if self._limit is not None and counters.skipped_in_a_row > self._limit:
             raise NoUpdatesError(
                 f"{counters.skipped_in_a_row} steps in a row were skipped, more than loss_scale.max_skipped_in_a_row="
-                f"{self._limit}, at a loss scale of {counters.scale_used:g}: their gradients were inf or nan. {ADVICE}"
+                f"{self._limit}, at a loss scale of {counters.scale_used:g}: their gradients were inf or nan. "
+                f"{advice(self._optimizer.mode)}"
             )
         if not self._warned and self._optimizer.at_floor():
             self._warned = True
             log.warning(
                 "the loss scale has come down to its floor, %g: %d of %d steps so far (%.1f %%) were skipped. %s",
-                counters.scale_used,
+                self._optimizer.rule.minimum,
                 counters.skipped,
                 counters.steps,
                 100 * counters.skipped / counters.steps,
-                ADVICE,
+                advice(self._optimizer.mode),
             )
 
     def _name(self, counters: Counters) -> None:

@@ -17,3 +17,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from mp_hydra.telemetry.memory import count_every_cpu_allocation  # noqa: E402 - must come before TensorFlow
 
 count_every_cpu_allocation()
+
+import absl.logging  # noqa: E402
+
+# Hydra's logging setup closes the handlers it finds; absl's may hold pytest's captured stderr.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__

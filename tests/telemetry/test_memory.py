@@ -190,7 +190,9 @@ def test_what_was_in_use_before_a_run_is_left_out_of_its_figures() -> None:
     memory = AllocatorMemory("CPU:0", leftover=before)
     own = tf.zeros([256, 1024]) + 1.0  # 1 MiB
     current, peak = memory.current_bytes(), memory.peak_bytes()
-    assert current == pytest.approx(2**20, rel=0.07)
+    assert current is not None
     assert peak is not None
-    assert 2**20 <= peak <= 4 * 2**20
+    # The allocator may hand out a free chunk that is somewhat larger; with the earlier 2 MiB it would be 3 and more.
+    assert MIB <= current < 2 * MIB
+    assert current <= peak < 3 * MIB
     del earlier, own
