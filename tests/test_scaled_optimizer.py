@@ -415,3 +415,22 @@ def test_weights_file_roundtrip_restores_the_inner_state(tmp_path: Path) -> None
     for mine, theirs in zip(other.inner_optimizer.variables, scaled.inner_optimizer.variables, strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
     assert other.counters().steps == 0
+
+
+def test_a_loop_of_ones_own_steps_as_the_bare_optimizer_would_and_is_counted() -> None:
+    import keras
+    import tensorflow as tf
+
+    from mp_hydra.scaled_optimizer import ScaledOptimizer
+
+    weight = keras.Variable(1.0)
+    scaled = ScaledOptimizer(keras.optimizers.SGD(0.25), mode="fixed", scale=1024.0)
+    for factor in (1.0, np.inf, 1.0):
+        with tf.GradientTape() as tape:
+            loss = scaled.scale_loss(factor * weight.value**2)
+        scaled.apply([tape.gradient(loss, weight.value)], [weight])
+    # The gradient is 2w: 1 - 0.25 * 2 = 0.5, then a skipped step, then 0.5 - 0.25 * 1 = 0.25.
+    assert float(weight.numpy()) == 0.25
+    counters = scaled.counters()
+    assert (counters.steps, counters.applied, counters.last_skipped) == (3, 2, 2)
+    assert (counters.norm_sum, counters.norm_max) == (3.0, 2.0)
