@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py --mode dynamic
 
-Ways to train the same net (a small convolutional one in float32) on the same batches of 64 images of 28x28x1, verbose=0:
+Ways to train the same net (a small convolutional one in float32) on the same batches of images of 28x28x1, verbose=0:
 
     adam            bare `model.fit`
     stock scaling   with Keras' own LossScaleOptimizer around Adam
@@ -29,7 +29,6 @@ from mp_hydra.telemetry.memory import count_every_cpu_allocation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BATCH = 64
 SHAPE = (28, 28, 1)
 Fit = tuple[float, float]
 
@@ -47,17 +46,17 @@ def build_model(*, jit_compile: bool) -> Any:
     return model
 
 
-def random_batches(steps: int) -> Any:
-    """`steps` batches of random images and labels, held in memory."""
+def random_batches(steps: int, batch: int) -> Any:
+    """`steps` batches of `batch` random images and labels, held in memory."""
     import tensorflow as tf
 
     random = np.random.default_rng(0)
-    images = random.random((4 * BATCH, *SHAPE), dtype=np.float32)
-    labels = random.integers(0, 10, 4 * BATCH)
-    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(BATCH).cache().repeat().take(steps).prefetch(2)
+    images = random.random((4 * batch, *SHAPE), dtype=np.float32)
+    labels = random.integers(0, 10, 4 * batch)
+    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch).cache().repeat().take(steps).prefetch(2)
 
 
-def ways(batches: Any, *, jit_compile: bool, mode: str, stack: ExitStack) -> dict[str, Callable[[], Fit]]:
+def ways(batches: Any, batch: int, *, jit_compile: bool, mode: str, stack: ExitStack) -> dict[str, Callable[[], Fit]]:
     """The ways to train, by name; each has a model of its own."""
     import keras
 
@@ -87,8 +86,8 @@ def ways(batches: Any, *, jit_compile: bool, mode: str, stack: ExitStack) -> dic
                 lambda _metrics, _step: None,
                 optimizer=optimizer,
                 batches=counted,
-                batch_size=BATCH,
-                samples=BATCH * len(batches),
+                batch_size=batch,
+                samples=batch * len(batches),
                 device=device,
                 pci_bus_id=bus,
                 every=100,
@@ -125,20 +124,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("none", "fixed", "dynamic"), default="dynamic", help="of loss scaling")
     parser.add_argument("--steps", type=int, default=50, help="steps of one fit")
+    parser.add_argument("--batch", type=int, default=128, help="images in a batch")
     parser.add_argument("--rounds", type=int, default=30, help="counted rounds, one fit of each way in each")
     parser.add_argument("--jit", action="store_true", help="compile both ways with XLA")
     options = parser.parse_args()
     count_every_cpu_allocation()
-    batches = random_batches(options.steps)
+    batches = random_batches(options.steps, options.batch)
     with ExitStack() as stack:
-        found = ways(batches, jit_compile=options.jit, mode=options.mode, stack=stack)
+        found = ways(batches, options.batch, jit_compile=options.jit, mode=options.mode, stack=stack)
         fits: dict[str, list[Fit]] = {name: [] for name in found}
         for turn in range(options.rounds + 1):
             for name in found if turn % 2 else reversed(found):
                 fits[name].append(found[name]())
     for column, clock in enumerate(("processor", "wall clock")):
         seconds = {name: np.array([pair[1 - column] for pair in pairs[1:]]) for name, pairs in fits.items()}
-        print(f"{clock}, loss scaling {options.mode}, {options.rounds} rounds of {options.steps} steps")
+        print(
+            f"{clock}, loss scaling {options.mode}, {options.rounds} rounds of {options.steps} steps of {options.batch} images"
+        )
         print(f"  {'':14} {'ms/step':>8}  {'ratio to adam':>22}  {'ratio to stock scaling':>22}")
         for name, values in seconds.items():
             ratios = [_shown(values / seconds[base]) if name != base else "" for base in ("adam", "stock scaling")]
