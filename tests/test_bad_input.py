@@ -335,7 +335,7 @@ RUN = [
     Bad("compile.metrics=[AUC]", f"re:compile.metrics=\\[AUC\\]: {FITS}: .*", True),
     Bad(
         "model._target_=nowhere.model",
-        "re:model._target_=nowhere.model: cannot be imported: No module named 'nowhere'; .*PYTHONPATH\\)",
+        "re:model._target_=nowhere.model: cannot be imported: No module named 'nowhere'; .*PYTHONPATH, or be where you type the command\\)",
         True,
     ),
     Bad(
