@@ -1,4 +1,4 @@
-"""Hydra plugin: offers the groups `precision` and `loss_scale` to any Hydra app, and nothing else of mp_hydra's conf/.
+"""Hydra plugin: offers groups of mp_hydra's conf/ to any Hydra app: `GROUPS`, and nothing else of it.
 
 Hydra imports this module at every start of every app, so it imports nothing heavy.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.object_type import ObjectType
 
-GROUPS = ("precision", "loss_scale")
+GROUPS = ("precision", "loss_scale", "hydra/callbacks")
 SCHEME = "mp-hydra"
 
 
@@ -34,7 +34,7 @@ class MpHydraGroups(FileConfigSource):
 
     def is_group(self, config_path: str) -> bool:
         """Whether the path is one of the groups; the root counts, for listings."""
-        return (not config_path or _offered(config_path)) and super().is_group(config_path)
+        return (_leads_to_one(config_path) or _offered(config_path)) and super().is_group(config_path)
 
     def is_config(self, config_path: str) -> bool:
         """Whether the path is an option of one of the groups."""
@@ -43,7 +43,8 @@ class MpHydraGroups(FileConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The options of a group; at the root, the groups."""
         found: list[str] = super().list(config_path, results_filter)
-        return found if config_path else [name for name in found if name in GROUPS]
+        paths = {name: f"{config_path}/{name}".lstrip("/") for name in found}
+        return [name for name in found if _offered(paths[name]) or _leads_to_one(paths[name])]
 
 
 class MpHydraSearchPath(SearchPathPlugin):
@@ -55,4 +56,8 @@ class MpHydraSearchPath(SearchPathPlugin):
 
 
 def _offered(config_path: str) -> bool:
-    return config_path.split("/", maxsplit=1)[0] in GROUPS
+    return any(f"{config_path}/".startswith(f"{group}/") for group in GROUPS)
+
+
+def _leads_to_one(config_path: str) -> bool:
+    return not config_path or any(group.startswith(f"{config_path}/") for group in GROUPS)

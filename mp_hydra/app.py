@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra import main as hydra_main
@@ -17,14 +18,16 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from mp_hydra import config
-from mp_hydra.errors import UserError
+from mp_hydra import config, tracking
+from mp_hydra.errors import ConfigError, SweepFailedError, UserError, quit_with
 from mp_hydra.explain import explain, is_about_composing
-from mp_hydra.outcome import Terminated, sigterm_raises
+from mp_hydra.outcome import MemoryExhaustedError, Terminated, sigterm_raises
 from mp_hydra.paths import conf_dir
+from mp_hydra.sweep import membership
+from mp_hydra.sweep.closing import closing_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from omegaconf import DictConfig
 
@@ -43,31 +46,37 @@ def main() -> None:
             0, here
         )  # a user's modules lie where the command is typed; a console script does not look there
     try:
-        with _hydra_raises(), sigterm_raises():
+        with _hydra_raises(), sigterm_raises(), closing_sweep():
             _job()
-    except (UserError, config.InvalidConfigError) as error:
-        _quit(str(error))
+    except (UserError, config.InvalidConfigError, SweepFailedError) as error:
+        quit_with(str(error))
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         if not is_about_composing(error):
             raise
-        _quit(explain(error))
+        quit_with(explain(error))
     except KeyboardInterrupt:
-        _quit("interrupted", code=INTERRUPTED)
+        quit_with("interrupted", code=INTERRUPTED)
     except Terminated:
-        _quit("terminated", code=TERMINATED)
+        quit_with("terminated", code=TERMINATED)
 
 
 @hydra_main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def _job(composed: DictConfig) -> float | None:
-    """One run, as Hydra's launchers call it: the objective, for sweepers."""
+    """One run, as Hydra's launchers call it: the objective, for sweepers; nan if the memory did not suffice."""
+    swept = HydraConfig.get().mode is RunMode.MULTIRUN
     try:
         return _run(composed)
     except (UserError, config.InvalidConfigError) as error:
-        if HydraConfig.get().mode is RunMode.MULTIRUN:
-            # Hydra goes on with the other jobs, and re-raises the first error alone when all are done.
-            log.error(error)  # noqa: TRY400 - one line is the point
-            raise
-        _quit(str(error))
+        if not swept:
+            quit_with(str(error))
+        log.error(error)  # noqa: TRY400 - one line is the point
+        if isinstance(error, MemoryExhaustedError):
+            return math.nan  # for a sweep that is a result, which the run's outcome records
+        raise
+    except Exception:
+        if swept:  # a sweep goes on, and names the failed jobs at its end, each with one line
+            log.exception("the job failed")
+        raise
 
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
@@ -89,16 +98,28 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _run(composed: DictConfig) -> float:
     resolved = config.resolve(composed)
+    runtime, sweep = HydraConfig.get(), membership.current()
+    if runtime.mode is RunMode.RUN and (resume := resolved["sweep"]["resume"]) is not None:
+        raise ConfigError("sweep.resume", resume, "only a sweep can go on: add --multirun (-m)")
+    if sweep is not None and sweep.job_key in sweep.finished:
+        log.info("an earlier sweep has finished this job")
+        return sweep.finished[sweep.job_key]
     # Imported late: TensorFlow takes seconds, and a config that is wrong should be answered at once.
     from mp_hydra.training import train
 
-    runtime = HydraConfig.get()
+    working_dir = Path(runtime.runtime.cwd)
     return train(
         resolved,
         output_dir=Path(runtime.runtime.output_dir),
-        working_dir=Path(runtime.runtime.cwd),
-        sweep=str(runtime.sweep.dir) if runtime.mode is RunMode.MULTIRUN else None,
+        working_dir=working_dir,
+        tags={} if sweep is None else sweep.tags(_store(resolved, working_dir)),
     )
+
+
+def _store(resolved: Mapping[str, Any], working_dir: Path) -> str | None:
+    """The address of the run's store; None if it is not tracked."""
+    settings = tracking.Settings(**resolved["tracking"])
+    return None if settings.kind == "off" else tracking.store_uri(settings, working_dir)
 
 
 @contextmanager
@@ -113,9 +134,3 @@ def _hydra_raises() -> Iterator[None]:
             del os.environ[FULL_ERROR]
         else:
             os.environ[FULL_ERROR] = before
-
-
-def _quit(message: str, *, code: int = 1) -> NoReturn:
-    for line in message.splitlines():
-        print(f"mp_hydra: {line}", file=sys.stderr)  # noqa: T201 - logging may not be set up yet
-    sys.exit(code)

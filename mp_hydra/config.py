@@ -83,6 +83,19 @@ class TrackingConfig:
 
 
 @dataclass
+class SweepConfig:
+    """How a sweep is run (`--multirun`).
+
+    Attributes:
+        resume: an earlier sweep to go on with: its directory, the id of its parent run, or "last".
+        interleave: whether precisions take turns; None: where there is more than one seed.
+    """
+
+    resume: str | None = None
+    interleave: bool | None = None
+
+
+@dataclass
 class RunConfig:
     """The whole config of one run. Model, dataset, optimizer, schedule and callbacks are open: users bring theirs."""
 
@@ -95,6 +108,7 @@ class RunConfig:
     callbacks: Any = field(default_factory=dict)
     tracking: TrackingConfig = MISSING
     compile: CompileConfig = field(default_factory=CompileConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     epochs: int = MISSING
     batch_size: int = MISSING
     seed: int = MISSING
@@ -142,6 +156,7 @@ _SECTIONS = {
     "loss_scale": LossScaleConfig,
     "compile": CompileConfig,
     "tracking": TrackingConfig,
+    "sweep": SweepConfig,
 }
 
 

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mp_hydra.isolation.jobs import Progress as JobProgress
+from mp_hydra.isolation.progress import report
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -17,7 +20,7 @@ Row = tuple[str, str]
 
 
 class ProgressBar(keras.callbacks.Callback):
-    """A bar over all epochs in a terminal, one line an epoch elsewhere.
+    """A bar over all epochs in a terminal, one line an epoch elsewhere; in a sweep, reports to its launcher.
 
     It overrides no `on_train_batch_end`, which would make Keras wait for the device at each batch.
     """
@@ -29,6 +32,7 @@ class ProgressBar(keras.callbacks.Callback):
         self._progress: Progress | None = None
         self._task: Any = None
         self._epoch = 0
+        self._figures: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Show the bar."""
@@ -50,14 +54,18 @@ class ProgressBar(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Move the bar; rich redraws it at its own pace."""
+        done, text = self._epoch * self._batches + batch, f"epoch {self._epoch + 1}/{self._epochs}"
+        report(JobProgress(done / (self._epochs * self._batches), text, self._figures))
         if self._progress is not None:
-            done = self._epoch * self._batches + batch
-            self._progress.update(self._task, completed=done, description=f"epoch {self._epoch + 1}/{self._epochs}")
+            self._progress.update(self._task, completed=done, description=text)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Print the epoch's figures."""
-        figures = "  ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())
-        self._console.print(f"epoch {epoch + 1}/{self._epochs}  {figures}", highlight=False, soft_wrap=True)
+        self._figures = {name: float(value) for name, value in (logs or {}).items()}
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in self._figures.items())
+        text = f"epoch {epoch + 1}/{self._epochs}"
+        self._console.print(f"{text}  {figures}", highlight=False, soft_wrap=True)
+        report(JobProgress((epoch + 1) / self._epochs, text, self._figures))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Take the bar away."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -51,6 +53,17 @@ class NoUpdatesError(UserError):
 
 class TrackingError(UserError):
     """A tracking store that cannot be reached or used."""
+
+
+class SweepFailedError(Exception):
+    """A sweep in which jobs failed; `str` gives one line for the sweep and one for each of them."""
+
+
+def quit_with(message: str, *, code: int = 1) -> NoReturn:
+    """End the process with one line on stderr for each line of `message`."""
+    for line in message.splitlines():
+        print(f"mp_hydra: {line}", file=sys.stderr)  # noqa: T201 - logging may not be set up yet
+    sys.exit(code)
 
 
 def _as_yaml(value: object) -> str:

@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, sweep: str | None = None) -> float:
+def train(
+    config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, tags: Mapping[str, str] | None = None
+) -> float:
     """Train once and record it.
 
     Args:
         config: a resolved config, as `mp_hydra.config.resolve` gives it.
         output_dir: where artifacts are written before they are uploaded.
         working_dir: the directory that the user started from; relative paths and git state refer to it.
-        sweep: the sweep that the run belongs to.
+        tags: further tags of the run, such as those of the sweep that it belongs to.
 
     Returns:
         The objective: the metric that `config["objective"]` names; nan if it could not be measured.
@@ -50,7 +52,7 @@ def train(config: Mapping[str, Any], *, output_dir: Path, working_dir: Path, swe
         tracking.Settings(**config["tracking"]),
         name=run_name(config),
         params=config,
-        tags=_tags(config, precision, sweep, working_dir),
+        tags={**_tags(config, precision, working_dir), **(tags or {})},
         spool=output_dir,
         cwd=working_dir,
     )
@@ -100,10 +102,8 @@ def run_name(config: Mapping[str, Any]) -> str:
     return f"{model}-{dataset}-{config['precision']['name']}-s{config['seed']}"
 
 
-def _tags(config: Mapping[str, Any], precision: str, sweep: str | None, working_dir: Path) -> dict[str, str]:
+def _tags(config: Mapping[str, Any], precision: str, working_dir: Path) -> dict[str, str]:
     tags = {"mp_hydra.precision": config["precision"]["name"], "mp_hydra.precision_resolved": precision}
-    if sweep is not None:
-        tags["mp_hydra.sweep"] = sweep
     return {**tags, **tracking.git_state(working_dir).tags()}
 
 

@@ -14,11 +14,12 @@ from hydra.errors import ConfigCompositionException, HydraException, Instantiati
 from mp_hydra import app, paths, training
 from mp_hydra.errors import DataError
 from mp_hydra.explain import explain, is_about_composing
-from mp_hydra.outcome import Terminated
+from mp_hydra.outcome import MemoryExhaustedError, Terminated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+SWEEP = ("-m", "hydra/launcher=basic", "hydra.sweep.dir=all")
 Calls = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
@@ -69,27 +70,78 @@ def test_a_run_gets_plain_values_and_the_directories_it_was_typed_and_writes_in(
     assert not others
     assert type(config["optimizer"]) is dict
     assert (config["precision"]["policy"], config["optimizer"]["learning_rate"]) == ("mixed_float16", 1.0)
-    assert where == {"output_dir": tmp_path / "here", "working_dir": tmp_path, "sweep": None}
+    assert where == {"output_dir": tmp_path / "here", "working_dir": tmp_path, "tags": {}}
 
 
-def test_the_jobs_of_a_sweep_know_their_sweep(typed: Callable[..., None], trained: Calls) -> None:
-    typed("-m", "seed=1,2", "hydra.sweep.dir=all")
+def test_the_jobs_of_a_sweep_know_their_sweep(typed: Callable[..., None], trained: Calls, tmp_path: Path) -> None:
+    typed(*SWEEP, "seed=1,2")
     assert [config["seed"] for config, _ in trained] == [1, 2]
-    assert {where["sweep"] for _, where in trained} == {"all"}
+    tags = [where["tags"] for _, where in trained]
+    assert {tag["mp_hydra.sweep"] for tag in tags} == {str(tmp_path / "all")}
+    assert len({tag["mp_hydra.job_key"] for tag in tags}) == 2
+    assert len({tag["mlflow.parentRunId"] for tag in tags}) == 1
     assert [where["output_dir"].name for _, where in trained] == ["0", "1"]
 
 
-def test_a_bad_job_is_reported_and_the_rest_of_the_sweep_runs(
+def test_an_untracked_sweep_has_no_parent_run(typed: Callable[..., None], trained: Calls) -> None:
+    typed(*SWEEP, "seed=1,2", "tracking=off")
+    assert all("mlflow.parentRunId" not in where["tags"] for _, where in trained)
+
+
+def test_a_value_that_cannot_be_used_is_found_before_any_job_of_a_sweep_runs(
     typed: Callable[..., None], trained: Calls, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        typed("-m", "batch_size=0,32,64", "hydra.sweep.dir=all")
+        typed(*SWEEP, "batch_size=0,32,-1", "seed=0,1")
     assert ended.value.code == 1
-    assert [config["batch_size"] for config, _ in trained] == [32, 64]
+    assert not trained
+    assert capfd.readouterr().err.splitlines() == [
+        "mp_hydra: batch_size=0: give an integer of at least 1",
+        "mp_hydra: batch_size=-1: give an integer of at least 1",
+    ]
+
+
+def test_a_job_that_fails_is_named_and_the_rest_of_the_sweep_runs(
+    typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seeds = []
+
+    def train(config: dict[str, Any], **_: Any) -> float:
+        seeds.append(config["seed"])
+        if config["seed"] == 1:
+            raise DataError("the file is gone")
+        return 0.5
+
+    monkeypatch.setattr(training, "train", train)
+    with pytest.raises(SystemExit) as ended:
+        typed(*SWEEP, "seed=0,1,2")
+    assert ended.value.code == 1
+    assert seeds == [0, 1, 2]
     shown = capfd.readouterr()
-    assert "ERROR batch_size=0: give an integer of at least 1\n" in shown.out
-    assert shown.err.splitlines()[-1] == "mp_hydra: batch_size=0: give an integer of at least 1"
+    assert "ERROR the file is gone\n" in shown.out
+    assert shown.err.splitlines()[-2:] == ["mp_hydra: 1 of 3 jobs failed", "mp_hydra: job 1 (seed=1): the file is gone"]
     assert "Traceback" not in shown.out + shown.err
+
+
+def test_a_job_that_runs_out_of_memory_is_a_result_of_a_sweep_and_an_error_of_a_run(
+    typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fail(monkeypatch, MemoryExhaustedError("out of memory: 2 GiB; try a smaller batch_size"))
+    typed(*SWEEP, "seed=0,1")
+    assert capfd.readouterr().out.count("ERROR out of memory: 2 GiB") == 2
+    with pytest.raises(SystemExit) as ended:
+        typed()
+    assert ended.value.code == 1
+
+
+def test_a_single_run_cannot_go_on_with_a_sweep(
+    typed: Callable[..., None], trained: Calls, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        typed("sweep.resume=last")
+    assert ended.value.code == 1
+    assert capfd.readouterr().err == "mp_hydra: sweep.resume=last: only a sweep can go on: add --multirun (-m)\n"
+    assert not trained
 
 
 def test_every_problem_of_a_config_gets_a_line_of_its_own(
@@ -128,14 +180,24 @@ def test_a_run_that_ends_early_gives_one_line_and_its_exit_code(
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), OSError(2, "x"), RuntimeError("x"), InstantiationException("x")])
-@pytest.mark.parametrize("mode", [[], ["-m"]], ids=["run", "sweep"])
 def test_what_a_users_own_code_raises_passes_unchanged(
-    error: Exception, mode: list[str], typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    error: Exception, typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, error)
     with pytest.raises(type(error)) as caught:
-        typed(*mode)
+        typed()
     assert caught.value is error
+
+
+def test_what_a_users_own_code_raises_in_a_sweep_is_logged_with_its_traceback_and_named_at_the_end(
+    typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fail(monkeypatch, ZeroDivisionError("by zero"))
+    with pytest.raises(SystemExit) as ended:
+        typed(*SWEEP, "seed=0")
+    assert ended.value.code == 1
+    assert "Traceback" in (tmp_path / "all" / "0" / "train.log").read_text(encoding="utf-8")
+    assert capfd.readouterr().err.splitlines()[-1] == "mp_hydra: job 0 (seed=0): ZeroDivisionError: by zero"
 
 
 @pytest.mark.parametrize("setting", [None, "0", "1"])

@@ -9,11 +9,12 @@ MlflowClient and ids throughout: no active run is set, so nothing leaks into the
 
 from __future__ import annotations
 
+from mp_hydra.tracking.family import children, end_children, end_run, latest_sweep
 from mp_hydra.tracking.git import GitState, git_state
 from mp_hydra.tracking.params import flatten
-from mp_hydra.tracking.run import OffRun, Outcome, Run, open_run
+from mp_hydra.tracking.run import OffRun, Outcome, Run, open_run, reopen_run
 from mp_hydra.tracking.spool import SyncReport, sync
-from mp_hydra.tracking.store import Settings, home, open_client, store_uri
+from mp_hydra.tracking.store import Settings, home, open_client, public, store_uri
 
 __all__ = [
     "GitState",
@@ -22,11 +23,17 @@ __all__ = [
     "Run",
     "Settings",
     "SyncReport",
+    "children",
+    "end_children",
+    "end_run",
     "flatten",
     "git_state",
     "home",
+    "latest_sweep",
     "open_client",
     "open_run",
+    "public",
+    "reopen_run",
     "store_uri",
     "sync",
 ]

@@ -314,6 +314,31 @@ def open_run(
     return Run(Header(uri, experiment_id, run_id, name), partial(send, client, run_id), file)
 
 
+def reopen_run(settings: Settings, run_id: str, *, spool: Path, cwd: Path) -> Run:
+    """Open a run that has ended, to add to it; its status becomes RUNNING again.
+
+    Args:
+        settings: of the store that holds it.
+        run_id: MLflow's id of the run.
+        spool: the directory for what cannot be sent; made only if it is needed.
+        cwd: the directory in which the user typed the command.
+
+    Raises:
+        ConfigError: the settings name no usable store.
+        TrackingError: the store cannot be used, or does not have the run.
+    """
+    uri = store_uri(settings, cwd)
+    client = open_client(uri)
+    try:
+        with quiet():
+            client.update_run(run_id, status="RUNNING")
+            info = client.get_run(run_id).info
+    except Exception as error:
+        raise unusable(uri, error) from error
+    file = cwd / spool / f"mlflow-spool-{run_id}.jsonl"
+    return Run(Header(uri, info.experiment_id, run_id, info.run_name), partial(send, client, run_id), file)
+
+
 def _source() -> dict[str, str]:
     """What the columns User and Source of the MLflow UI show."""
     tags = {"mlflow.source.name": sys.argv[0] or "python", "mlflow.source.type": "LOCAL"}

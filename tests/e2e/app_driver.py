@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = "e2e"
+BASIC = "hydra/launcher=basic"
 BRIEF = (f"tracking.experiment={EXPERIMENT}", "epochs=1")
 
 
@@ -83,12 +84,16 @@ def client() -> Any:
 
 
 def tracked(experiment: str = EXPERIMENT) -> list[Tracked]:
-    """The runs of an experiment, in the order in which they began."""
+    """The runs of an experiment in the order in which they began, without the parent runs of sweeps."""
     found = client().get_experiment_by_name(experiment)
     if found is None:
         return []
     runs = client().search_runs([found.experiment_id], order_by=["attributes.start_time ASC"])
-    return [Tracked(run, Path(run.info.artifact_uri.removeprefix("file://"))) for run in runs]
+    return [
+        Tracked(run, Path(run.info.artifact_uri.removeprefix("file://")))
+        for run in runs
+        if run.data.tags.get("mp_hydra.kind") != "sweep"
+    ]
 
 
 def type_command(*overrides: str, cwd: Path) -> int:
@@ -118,9 +123,10 @@ def train(*overrides: str, cwd: Path) -> Tracked:
 
 
 def sweep(*overrides: str, cwd: Path) -> list[Tracked]:
-    """A sweep with Hydra's basic launcher; its runs in the order of its jobs."""
+    """A sweep with Hydra's basic launcher, in this process; the runs of its jobs in their order."""
     before = {entry.run.info.run_id for entry in tracked()}
-    assert type_command("--multirun", *BRIEF, *overrides, f"hydra.sweep.dir={cwd}/sweep", cwd=cwd) == 0
+    words = ("--multirun", BASIC, *BRIEF, *overrides, f"hydra.sweep.dir={cwd}/sweep")
+    assert type_command(*words, cwd=cwd) == 0
     return [entry for entry in tracked() if entry.run.info.run_id not in before]
 
 

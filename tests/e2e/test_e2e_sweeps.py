@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.app_driver import BRIEF, ROOT, JobReturns, Tracked, sweep, tracked, train, type_command
+from tests.e2e.app_driver import BASIC, BRIEF, ROOT, JobReturns, Tracked, sweep, tracked, train, type_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,11 +93,12 @@ def test_a_job_with_a_bad_value_is_one_line_and_the_other_jobs_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = len(tracked())
-    words = ("--multirun", *BRIEF, "model=mlp", "model.widths=[-1],[8]", f"hydra.sweep.dir={tmp_path}/sweep")
+    words = ("--multirun", BASIC, *BRIEF, "model=mlp", "model.widths=[-1],[8]", f"hydra.sweep.dir={tmp_path}/sweep")
     assert type_command(*words, cwd=tmp_path) == 1
     said = capfd.readouterr()
     assert "Traceback" not in said.err + said.out
-    assert "mp_hydra: model.widths" in said.err
+    assert "mp_hydra: 1 of 2 jobs failed" in said.err
+    assert "): model.widths=[-1]: give a list" in said.err.splitlines()[-1]
     failed, done = tracked()[before:]
     assert (failed.status, failed.outcome) == ("FAILED", "error")
     assert (done.status, done.outcome) == ("FINISHED", "ok")
