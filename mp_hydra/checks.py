@@ -220,6 +220,8 @@ _CHECKS: dict[str, Check] = {
     "seed": Integer(0, 2**32 - 1),
     "objective": _text,
     "log_every_batches": Integer(0),
+    "sweep.baseline": _text,
+    "sweep.margin": Number(above=0, below=100),
     "precision.name": _text,
     "precision.policy": _one_of(*POLICIES),
     "precision.tf32": _BOOLEAN,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mp_hydra import __version__
-from mp_hydra.errors import UserError
+from mp_hydra.errors import TrackingError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,6 +49,118 @@ def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: 
     gradient_report.show(ranges, Console())
     for path in gradient_report.save(ranges, output):
         click.echo(f"wrote {path}")
+
+
+def _store_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where a command looks for runs: the default store, unless it is told otherwise."""
+    uri = click.option(
+        "--uri", help="The MLflow store: sqlite:///<file> or http(s)://<server>.  [default: as for a run]"
+    )
+    experiment = click.option(
+        "--experiment", default="mp_hydra", show_default=True, help="Where the latest sweep is looked for."
+    )
+    return uri(experiment(command))
+
+
+@cli.command()
+@_store_options
+@click.option("--baseline", default="fp32", show_default=True, help="The precision that the others are compared with.")
+@click.option(
+    "--margin", default=0.1, show_default=True, help="Accuracy counts as equivalent within so many percentage points."
+)
+@click.option(
+    "--require", metavar="CONDITIONS", help="Exit with 1 unless they hold: accuracy=equivalent,memory<=0.6,speed>=1.2"
+)
+@click.option(
+    "-o",
+    "--output",
+    multiple=True,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the comparison to a file; .html, .md, .csv or .json decides the form. May be repeated.",
+)
+@click.option(
+    "--publish/--no-publish", default=True, show_default=True, help="Put it into the sweep's parent run, too."
+)
+@click.argument("sweep", nargs=-1)
+def compare(
+    sweep: tuple[str, ...],
+    *,
+    uri: str | None,
+    experiment: str,
+    baseline: str,
+    margin: float,
+    require: str | None,
+    output: tuple[Path, ...],
+    publish: bool,
+) -> None:
+    """Compare the precisions of a sweep: memory, time, accuracy, and what follows.
+
+    SWEEP is the id of a sweep's parent run, a sweep's directory, an experiment, or several ids of runs; without one the latest
+    sweep is compared.
+    """
+    from rich.console import Console
+
+    from mp_hydra.compare import gate, story
+    from mp_hydra.compare.collect import Store
+    from mp_hydra.compare.report import terminal
+    from mp_hydra.tracking import Settings, store_uri
+
+    forms = {path: story.form(path) for path in output}
+    conditions = gate.parse(require) if require is not None else ()
+    target = None if not sweep else sweep[0] if len(sweep) == 1 else sweep
+    comparison, selection = story.compare(
+        target,
+        Store.open(store_uri(Settings(uri=uri))),
+        cwd=Path.cwd(),
+        experiment=experiment,
+        baseline=baseline,
+        margin=margin,
+    )
+    terminal.show(comparison, Console())
+    for path, render in forms.items():
+        path.write_text(render(comparison), encoding="utf-8")
+        click.echo(f"wrote {path}")
+    if publish:
+        story.publish(comparison, selection)
+    failed = gate.failures(comparison, conditions) if conditions else []
+    for line in failed:
+        click.echo(f"mp_hydra: {line}", err=True)
+    if failed:
+        sys.exit(1)
+
+
+@cli.command()
+@_store_options
+@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="On 127.0.0.1.")
+@click.option("--open", "open_browser", is_flag=True, help="Open the latest sweep's comparison in a browser.")
+def ui(*, uri: str | None, experiment: str, port: int, open_browser: bool) -> None:
+    """Start the MLflow UI on the store, and say which pages are worth opening; Ctrl-C ends it."""
+    import webbrowser
+
+    from mp_hydra import tracking
+    from mp_hydra.compare.collect import Store
+    from mp_hydra.compare.pages import latest_pages
+    from mp_hydra.outcome import Terminated, sigterm_raises
+    from mp_hydra.tracking.store import sqlite_path
+    from mp_hydra.ui import HOST, served
+
+    store = Store.open(tracking.store_uri(tracking.Settings(uri=uri)))
+    local = sqlite_path(store.uri) is not None
+    base = f"http://{HOST}:{port}" if local else store.name
+    pages = latest_pages(store, experiment, base)
+    try:
+        with sigterm_raises(), served(store.uri, port) if local else contextlib.nullcontext() as server:
+            for name, address in pages.items():
+                click.echo(f"{name:<9}{address}")
+            if open_browser:
+                webbrowser.open(pages.get("compare") or pages["ui"])
+            if server is not None:
+                click.echo("Ctrl-C ends it")
+                server.wait()
+    except (KeyboardInterrupt, Terminated):
+        return
+    if server is not None:
+        raise TrackingError(f"the MLflow server ended by itself, with exit status {server.returncode}")
 
 
 @cli.command()

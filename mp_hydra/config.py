@@ -89,10 +89,14 @@ class SweepConfig:
     Attributes:
         resume: an earlier sweep to go on with: its directory, the id of its parent run, or "last".
         interleave: whether precisions take turns; None: where there is more than one seed.
+        baseline: the precision that the comparison at the end compares with.
+        margin: accuracy counts as equivalent within so many percentage points.
     """
 
     resume: str | None = None
     interleave: bool | None = None
+    baseline: str = "fp32"
+    margin: float = 0.1
 
 
 @dataclass

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from mp_hydra import tracking
 from mp_hydra.errors import ConfigError, UserError, quit_with
 from mp_hydra.isolation.jobs import Cause
 from mp_hydra.sweep import membership
+from mp_hydra.sweep.comparing import compare_sweep
 from mp_hydra.sweep.identity import job_key
 from mp_hydra.sweep.membership import Membership
 from mp_hydra.sweep.session import Session, open_session
 from mp_hydra.tracking import Outcome
 from mp_hydra.tracking.links import links
+from mp_hydra.tracking.store import sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,6 +59,7 @@ class SweepCallback(Callback):
         self._uri: str | None = None
         self._parent_run_id: str | None = None
         self._finished: dict[str, float] = {}
+        self._sweep: dict[str, Any] = {}
         self._stopped = self._went_well = False
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -78,7 +82,8 @@ class SweepCallback(Callback):
         """
         cwd = Path.cwd()
         self._directory = (cwd / str(config.hydra.sweep.dir)).absolute()
-        resume = OmegaConf.select(config, "sweep.resume")
+        self._sweep = _plain(config, "sweep")
+        resume = self._sweep.get("resume")
         self.resuming = resume is not None
         settings = self._settings(config)
         if settings.kind == "off":
@@ -129,10 +134,13 @@ class SweepCallback(Callback):
         if outcome is None:
             outcome = Outcome.ok if self._went_well else Outcome.killed if self._stopped else Outcome.error
         session.close(outcome, reason)
-        return where_to_look(session, self._directory)
+        page = None if outcome is Outcome.killed else compare_sweep(session, self._directory, self._sweep)
+        return where_to_look(session, self._directory, page)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Within a job: say which sweep it belongs to."""
+        """Within a job of a sweep: say which sweep it belongs to."""
+        if config.hydra.mode is not RunMode.MULTIRUN:
+            return
         belongs = Membership(str(self._directory), job_key(config), self._uri, self._parent_run_id, self._finished)
         membership.enter(belongs)
 
@@ -154,21 +162,27 @@ class SweepCallback(Callback):
         return {**self.__dict__, "session": None}
 
     def _settings(self, config: DictConfig) -> tracking.Settings:
-        given = self._given
-        if given is None:
-            node = OmegaConf.select(config, "tracking")
-            given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else {}  # type: ignore[assignment]
-        return tracking.Settings(**dict(given or {}))
+        return tracking.Settings(**(_plain(config, "tracking") if self._given is None else dict(self._given)))
 
 
-def where_to_look(session: Session, directory: Path) -> list[str]:
-    """What to open to see a sweep: its files, its runs side by side, and their table."""
+def where_to_look(session: Session, directory: Path, page: Path | None) -> list[str]:
+    """What to open to see a sweep: its files, its comparison, its runs side by side, and their table."""
     try:
         runs = [run.info.run_id for run in session.children()]
     except UserError:
         runs = []
-    found = links(session.uri, session.experiment_id, session.parent_run_id, runs)
-    return [f"{name:<9}{address}" for name, address in {"sweep": str(directory), **found}.items()]
+    found = {"sweep": str(directory)}
+    if page is not None:
+        found["page"] = page.as_uri()
+    found |= links(session.uri, session.experiment_id, session.parent_run_id, runs)
+    lines = [f"{name:<9}{address}" for name, address in found.items()]
+    return [*lines, "         (mp-hydra ui serves these pages)"] if sqlite_path(session.uri) is not None else lines
+
+
+def _plain(config: DictConfig, section: str) -> dict[str, Any]:
+    """A section of the config in plain containers; empty if there is none."""
+    node = OmegaConf.select(config, section)
+    return dict(OmegaConf.to_container(node, resolve=True)) if OmegaConf.is_dict(node) else {}  # type: ignore[arg-type]
 
 
 _active: SweepCallback | None = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from filelock import FileLock
 
+    from mp_hydra.compare.store import Store
     from mp_hydra.isolation.jobs import End
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,12 @@ class Session:
     def children(self) -> list[Any]:
         """The runs of the sweep, as MLflow's own objects."""
         return tracking.children(self._client, self.experiment_id, self.parent_run_id)
+
+    def store(self) -> Store:
+        """The store, for the comparison."""
+        from mp_hydra.compare.store import Store
+
+        return Store(self._client, self.uri)
 
     def last_will(self) -> Callable[[], None]:
         """What another process is to do when this one has been killed."""

@@ -17,14 +17,14 @@ MAX_COMPARED = 30  # more columns than that nobody reads, and the address grows 
 
 
 def links(
-    uri: str, experiment_id: str, parent_run_id: str, run_ids: Sequence[str], base: str | None = None
+    uri: str, experiment_id: str, parent_run_id: str | None, run_ids: Sequence[str], base: str | None = None
 ) -> dict[str, str]:
     """The pages that show a sweep: `compare`, its runs side by side, where there are two or more; `runs`, their table.
 
     Args:
         uri: the address of the store.
         experiment_id: MLflow's id of the experiment.
-        parent_run_id: MLflow's id of the sweep's parent run.
+        parent_run_id: MLflow's id of the sweep's parent run; None for the table of the whole experiment.
         run_ids: MLflow's ids of its runs, of which the first 30 are compared.
         base: where the UI is served; None for the store's own server, or for a local store where `mlflow ui` would.
     """
@@ -35,6 +35,9 @@ def links(
         runs, experiments = json.dumps(list(run_ids[:MAX_COMPARED])), json.dumps([experiment_id])
         packed = [quote(text.replace(" ", "")) for text in (runs, experiments)]
         found["compare"] = f"{base}/#/compare-runs?runs={packed[0]}&experiments={packed[1]}"
-    wanted = quote(f"tags.`{PARENT_TAG}` = '{parent_run_id}'", safe="")
-    found["runs"] = f"{base}/#/experiments/{experiment_id}/runs?searchFilter={wanted}&workflowType=machine_learning"
+    table = f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    if parent_run_id is not None:
+        wanted = quote(f"tags.`{PARENT_TAG}` = '{parent_run_id}'", safe="")
+        table += f"&searchFilter={wanted}"
+    found["runs"] = table
     return found
