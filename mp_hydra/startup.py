@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mp_hydra import hardware
+from mp_hydra.heavy_imports import heavy_imports
 from mp_hydra.telemetry.memory import Unavailable, count_every_cpu_allocation
 from mp_hydra.telemetry.nvml import driver_version
 
@@ -28,6 +29,9 @@ def start_tensorflow() -> None:
     """
     count_every_cpu_allocation()
     with _stderr_kept() as kept:
+        if "tensorflow" not in sys.modules:
+            with heavy_imports():
+                import keras  # noqa: F401 - imports TensorFlow, and what goes with it
         import tensorflow as tf
 
         hardware.allow_memory_growth()

@@ -92,6 +92,9 @@ class Observer(Protocol):
     An exception from one is a warning, as with Hydra's own hooks.
     """
 
+    def composed_config(self, overrides: Sequence[str]) -> DictConfig | None:
+        """The config of a job with these overrides, to be owned by the launcher; None if the launcher is to compose it."""
+
     def jobs_planned(self, jobs: Sequence[Job]) -> None:
         """Before the first job of a batch starts."""
 

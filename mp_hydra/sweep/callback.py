@@ -26,7 +26,7 @@ from mp_hydra.tracking.links import links
 from mp_hydra.tracking.store import sqlite_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from omegaconf import DictConfig
 
@@ -46,6 +46,7 @@ class SweepCallback(Callback):
     Attributes:
         session: the parent run; None before it is opened, where nothing is tracked, and within jobs.
         resuming: whether an earlier sweep goes on.
+        composed: configs of jobs by their overrides, where the sweeper has composed them already.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SweepCallback(Callback):
         self.session: Session | None = None
         self.check = check
         self.resuming = False
+        self.composed: dict[tuple[str, ...], DictConfig] = {}
         self._given = tracking
         self._directory = Path()
         self._uri: str | None = None
@@ -151,15 +153,19 @@ class SweepCallback(Callback):
     def job_ended(self, job: Job, end: End) -> None:
         """Called by the launchers of mp_hydra when a job's process is gone: end its run where it could not."""
         self._stopped = self._stopped or end.cause is Cause.stopped
-        if self.session is not None:
+        if self.session is not None and end.cause not in (Cause.completed, Cause.raised):
             self.session.job_ended(job_key(job.config), end)
+
+    def composed_config(self, overrides: Sequence[str]) -> DictConfig | None:
+        """Called by the launchers of mp_hydra: the config of a job, once, if it has been composed already."""
+        return self.composed.pop(tuple(overrides), None)
 
     def last_will(self) -> Callable[[], None] | None:
         """Called by the launcher `isolated`: what is to be done if this process is killed."""
         return self.session.last_will() if self.session is not None else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "session": None}
+        return {**self.__dict__, "session": None, "composed": {}}
 
     def _settings(self, config: DictConfig) -> tracking.Settings:
         return tracking.Settings(**(_plain(config, "tracking") if self._given is None else dict(self._given)))

@@ -15,7 +15,7 @@ from mp_hydra.config import InvalidConfigError
 from mp_hydra.errors import SweepFailedError, UserError
 from mp_hydra.isolation.jobs import OUTPUT_FILE
 from mp_hydra.sweep.callback import SweepCallback
-from mp_hydra.sweep.identity import job_key, out_of_place
+from mp_hydra.sweep.identity import key_of_task, out_of_place
 from mp_hydra.sweep.order import interleaved, replicated
 
 if TYPE_CHECKING:
@@ -93,22 +93,27 @@ def _plan(sweeper: Any, arguments: Sequence[str], callback: SweepCallback | None
     if wanted or (wanted is None and replicated(jobs)):
         jobs = [list(job) for job in interleaved(jobs)]
     configs = [loader.load_sweep_config(sweeper.config, job) for job in jobs]
-    if callback and callback.check:
-        _check(configs, callback.check)
-    return [Planned(job, job_key(config)) for job, config in zip(jobs, configs, strict=True)]
+    keys = _checked(configs, callback.check if callback else None)
+    if callback:
+        callback.composed = {tuple(job): config for job, config in zip(jobs, configs, strict=True)}
+    return [Planned(job, key) for job, key in zip(jobs, keys, strict=True)]
 
 
-def _check(configs: Sequence[DictConfig], check: Callable[[DictConfig], object]) -> None:
-    """Let the application check each job's config; each problem is said once, whichever jobs have it."""
+def _checked(configs: Sequence[DictConfig], check: Callable[[DictConfig], object] | None) -> list[str]:
+    """The key of each job; the application checks each config, and a problem is said once, whichever jobs have it."""
     problems: dict[str, ConfigError] = {}
+    keys = []
     for config in configs:
         with out_of_place(config) as task:
+            keys.append(key_of_task(task))
             try:
-                check(task)
+                if check is not None:
+                    check(task)
             except InvalidConfigError as error:
                 problems |= {str(problem): problem for problem in error.errors}
     if problems:
         raise InvalidConfigError(list(problems.values()))
+    return keys
 
 
 def _without_finished(jobs: Sequence[Planned], callback: SweepCallback) -> list[Planned]:

@@ -53,10 +53,15 @@ def job_key(config: DictConfig) -> str:
         config: a composed config with its `hydra` node; one that cannot be resolved counts as it is written.
     """
     with out_of_place(config) as task:
-        try:
-            plain = OmegaConf.to_container(task, resolve=True)
-        except OmegaConfBaseException:
-            plain = OmegaConf.to_container(task, resolve=False)
+        return key_of_task(task)
+
+
+def key_of_task(task: DictConfig) -> str:
+    """The key of a job's config as `out_of_place` gives it."""
+    try:
+        plain = OmegaConf.to_container(task, resolve=True)
+    except OmegaConfBaseException:
+        plain = OmegaConf.to_container(task, resolve=False)
     return key_of({str(name): value for name, value in dict(plain).items()})  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sqlite3
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mp_hydra.errors import ConfigError, TrackingError
+from mp_hydra.heavy_imports import heavy_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,6 +165,9 @@ def open_client(uri: str) -> Any:
     """
     for name, value in _ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if "mlflow" not in sys.modules:
+        with heavy_imports():
+            import mlflow.store.tracking.sqlalchemy_store
     from mlflow import MlflowClient
 
     database = sqlite_path(uri)
