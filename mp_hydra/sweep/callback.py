@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from mp_hydra import tracking
@@ -62,12 +61,13 @@ class SweepCallback(Callback):
         self._parent_run_id: str | None = None
         self._finished: dict[str, float] = {}
         self._sweep: dict[str, Any] = {}
-        self._stopped = self._went_well = False
+        self._swept = self._stopped = self._went_well = False
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Open the parent run; the sweeper `grid` does so itself, when it has checked all jobs."""
         global _active  # noqa: PLW0603 - the application ends what Hydra's hooks leave open
         _active = self
+        self._swept = True
         if not str(config.hydra.sweeper._target_).endswith(f".{GRID}"):
             try:
                 self.open(config)
@@ -141,7 +141,7 @@ class SweepCallback(Callback):
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """Within a job of a sweep: say which sweep it belongs to."""
-        if config.hydra.mode is not RunMode.MULTIRUN:
+        if not self._swept:
             return
         belongs = Membership(str(self._directory), job_key(config), self._uri, self._parent_run_id, self._finished)
         membership.enter(belongs)

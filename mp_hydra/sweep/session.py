@@ -12,7 +12,7 @@ from mp_hydra.isolation.jobs import Cause
 from mp_hydra.sweep.resume import KEY, Manifest, find_parent, finished
 from mp_hydra.tracking import Outcome, public
 from mp_hydra.tracking.family import KIND_TAG, SWEEP_KIND
-from mp_hydra.tracking.store import find_experiment
+from mp_hydra.tracking.store import find_experiment, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -139,12 +139,15 @@ def open_session(
 
 
 def end_sweep(uri: str, experiment_id: str, parent_run_id: str) -> None:
-    """End a sweep whose process was killed: its running children and the parent become KILLED.
+    """End a sweep whose process was killed: its running children and the parent become KILLED; one that has ended stays.
 
     Raises:
         TrackingError: the store does not take it.
     """
     client = tracking.open_client(uri)
+    with quiet():
+        if client.get_run(parent_run_id).info.status != "RUNNING":
+            return
     reason = "the process that ran the sweep was killed"
     tracking.end_children(client, experiment_id, parent_run_id, Outcome.killed, reason)
     tracking.end_run(client, parent_run_id, Outcome.killed, reason)

@@ -245,6 +245,14 @@ def test_last_will_ends_parent_and_children_in_another_process(store: Store) -> 
     session._lock.release()
 
 
+def test_last_will_of_a_sweep_that_has_ended_changes_nothing(store: Store) -> None:
+    session = store.sweep()
+    will = session.last_will()
+    session.close(Outcome.ok)
+    will()
+    assert store.ended(session.parent_run_id) == ("FINISHED", "ok", None)
+
+
 def test_a_job_in_another_store_does_not_name_a_parent_that_is_not_there() -> None:
     belongs = Membership("/sweeps/1", "abc", "sqlite:////a.db", "parent")
     assert belongs.tags("sqlite:////b.db") == {"mp_hydra.sweep": "/sweeps/1", "mp_hydra.job_key": "abc"}
