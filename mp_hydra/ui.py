@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 from urllib.error import URLError
@@ -41,6 +42,12 @@ def served(uri: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
         TrackingError: the server ended, or gave no answer within 90 s.
     """
     _check_free(port)
+    with _hanging_up_interrupts(), _started(uri, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _started(uri: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--host", HOST, "--port", str(port)]
     server = subprocess.Popen(
         [*command, "--backend-store-uri", uri],
@@ -57,13 +64,27 @@ def served(uri: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
         _stop(server)
 
 
+@contextlib.contextmanager
+def _hanging_up_interrupts() -> Iterator[None]:
+    """Let a terminal that is closed end the block as Ctrl-C does: the server is in a session of its own, and would stay."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield  # nohup ignores it
+        return
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            problem = f"{error.strerror}; choose another port, such as {port + 1}"
+            problem = f"{error.strerror}; choose another port, such as {port + 1 if port < 65_535 else 5000}"  # noqa: PLR2004 - the last
             raise ConfigError("--port", port, problem) from None
 
 

@@ -152,9 +152,14 @@ def judge(low: float, high: float, margin: float) -> Verdict:
     return Verdict.better if low > margin else Verdict.undecided
 
 
-def _check(baseline: np.ndarray, mixed: np.ndarray, margin: float, level: float) -> None:
+def check_margin(margin: float) -> None:
+    """Raise a `ConfigError` unless accuracy can be equivalent within so many points."""
     if not (math.isfinite(margin) and margin > 0):
         raise ConfigError("margin", margin, "give percentage points of accuracy above 0, such as 0.1")
+
+
+def _check(baseline: np.ndarray, mixed: np.ndarray, margin: float, level: float) -> None:
+    check_margin(margin)
     if not 0 < level < 1:
         raise ConfigError("level", level, "give a number between 0 and 1, such as 0.9")
     for name, array in (("baseline", baseline), ("mixed", mixed)):

@@ -57,7 +57,7 @@ def recipe_of(params: Mapping[str, str]) -> dict[str, str]:
     >>> recipe_of({"precision.name": "fp32", "precision.policy": "float32", "loss_scale.mode": "auto", "loss_scale.initial": "1"})
     {'loss_scale.mode': 'none'}
     """
-    own = ("precision.name", "precision.policy", "precision.tf32")
+    own = ("precision.name", "precision.policy", "precision.tf32", "precision.by", "precision.resolved")
     recipe = {
         key: value for key, value in params.items() if key.startswith(RECIPE) and key not in own and key not in _LIMITS
     }

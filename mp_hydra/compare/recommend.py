@@ -10,7 +10,8 @@ Rules, the first that applies:
 6. Both gained, or one gained and none lost: use it. One gained at the cost of the other: use it where that one is short.
 
 A gain or loss is noticeable from 5 % on, and where an interval is known it must leave out "no change" to be sure. A gain that is
-not sure needs more seeds; a loss that is not sure makes "use it" conditional.
+not sure needs more seeds; a loss that is not sure makes "use it" conditional. That nothing is gained is sure where no interval
+holds a noticeable gain.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Measured:
 
     >>> [measured.change for measured in (Measured(1.8, 1.7, 1.9), Measured(1.8, 0.9, 2.7), Measured(0.97), Measured(0.5))]
     ['gain', 'gain?', 'none', 'loss']
+    >>> Measured(1.02, 0.1, 11).change
+    'none?'
     """
 
     value: float
@@ -41,13 +44,18 @@ class Measured:
 
     @property
     def change(self) -> str:
-        """One of "gain", "loss", "none", and "gain?" and "loss?", which the interval does not confirm."""
+        """One of "gain", "loss", "none"; with a question mark where the interval does not confirm it."""
         low, high = (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
         if self.value >= 1 + NOTICEABLE:
             return "gain" if low > 1 else "gain?"
         if self.value <= 1 / (1 + NOTICEABLE):
             return "loss" if high < 1 else "loss?"
-        return "none"
+        return "none" if low >= 1 / (1 + NOTICEABLE) and high <= 1 + NOTICEABLE else "none?"
+
+    @property
+    def may_be_gain(self) -> bool:
+        """Whether no gain was found, and the interval holds one."""
+        return self.change == "none?" and self.high is not None and self.high > 1 + NOTICEABLE
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ def _judged(case: Case) -> tuple[Advice, str]:
 
 def _weighed(case: Case) -> tuple[Advice, str]:
     """Rules 3 to 6."""
-    changes = {measured.change for measured in (case.saving, case.speed) if measured is not None}
+    known = [measured for measured in (case.saving, case.speed) if measured is not None]
+    changes = {measured.change for measured in known}
     hopeless = not changes & {"gain", "gain?"}
     if case.accuracy == "worse":
         found = Advice.avoid, "do not use it"
@@ -139,10 +148,13 @@ def _weighed(case: Case) -> tuple[Advice, str]:
         found = Advice.undecided, "neither memory nor step time was measured in both runs"
     elif hopeless and "loss" in changes:
         found = Advice.avoid, "do not use it"
-    elif hopeless:
+    elif hopeless and not any(measured.may_be_gain for measured in known):
         found = Advice.no_gain, "no gain"
     elif "gain" not in changes:
-        found = Advice.undecided, "undecided: run more seeds to settle whether it is a gain"
+        found = (
+            Advice.undecided,
+            f"undecided: run more seeds to settle whether {'there' if hopeless else 'it'} is a gain",
+        )
     elif case.accuracy not in ("equivalent", "better"):
         found = Advice.undecided, _next_step(case)
     elif changes & {"loss", "loss?"}:
@@ -222,8 +234,6 @@ def _next_step(case: Case) -> str:
         shown = (
             "" if case.detectable is None else f"; the smallest difference it can show is {case.detectable:.2g} points"
         )
-        return (
-            f"undecided, and more seeds or samples would not change that at a margin of {case.margin:g} points{shown}"
-        )
+        return f"undecided, and more seeds or samples alone would not change that at a margin of {case.margin:g} points{shown}"
     likely = f", which would likely show that it is {case.prospect}" if case.prospect in ("worse", "better") else ""
     return f"undecided: {' or '.join(steps)}{likely}"

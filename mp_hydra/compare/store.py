@@ -92,7 +92,7 @@ class Store:
                     break
         return found
 
-    def newest(self, where: str, count: int = 1) -> list[Any]:
+    def newest(self, where: str, count: int = 1, *, experiment_ids: Sequence[str] | None = None) -> list[Any]:
         """The newest runs that a filter of MLflow's lets through, without deleted ones, the newest first.
 
         Raises:
@@ -101,7 +101,7 @@ class Store:
         from mlflow.entities import ViewType
 
         with _reading(self.uri):
-            return list(self._page(where, None, "DESC", count, None, view=ViewType.ACTIVE_ONLY))
+            return list(self._page(where, experiment_ids, "DESC", count, None, view=ViewType.ACTIVE_ONLY))
 
     def experiments(self) -> tuple[Any, ...]:
         """All experiments, deleted ones included, the one that was changed last first.

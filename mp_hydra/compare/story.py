@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mp_hydra.compare import figures
+from mp_hydra.compare.accuracy import check_margin
 from mp_hydra.compare.collect import Selection, Store, find, read_records
+from mp_hydra.compare.identity import precision_of
 from mp_hydra.compare.judge import MARGIN, judge
+from mp_hydra.compare.pages import FOLDER, NOTE
 from mp_hydra.compare.pairing import pair
 from mp_hydra.compare.report import markdown, page, tables
-from mp_hydra.errors import ConfigError
+from mp_hydra.errors import ConfigError, UserError
 from mp_hydra.tracking.batch import Artifact, Batch, Metric, send
-from mp_hydra.tracking.store import unusable
+from mp_hydra.tracking.links import view_tag
+from mp_hydra.tracking.store import quiet, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,18 +27,18 @@ if TYPE_CHECKING:
     from mp_hydra.compare.records import RunRecord
 
 BASELINE = "fp32"
+BASELINES = ("fp32", "tf32", "mixed_float16", "mixed_bfloat16")  # that may be missing: the table says so
 DRAWN = ("train/loss", "val/loss", "loss_scale/value")
 MAX_DRAWN = 200  # runs whose curves are read: more than that nobody can tell apart in a plot
-FOLDER = "comparison"
-NOTE = "mlflow.note.content"
 
-# For each run that has a twin: its figure over the twin's.
+# For each run that has a twin, the baseline of the same seed: its figure over the twin's.
 RATIOS = {
-    "compare/training_memory_ratio": "memory/training_mib",
-    "compare/peak_memory_ratio": "memory/peak_mib",
-    "compare/step_time_ratio": "time/step_ms",
-    "compare/energy_ratio": "energy/joules",
+    "compare/training_memory_ratio": figures.TRAINING_MEMORY,
+    "compare/peak_memory_ratio": figures.PEAK_MEMORY,
+    "compare/step_time_ratio": figures.STEP_TIME,
+    "compare/energy_ratio": figures.ENERGY,
 }
+TWIN_TAG = "mp_hydra.compared_with"
 _FORMS: dict[str, Callable[[Comparison], str]] = {
     ".html": page.render,
     ".md": markdown.render,
@@ -47,7 +53,7 @@ def compare(
     store: Store,
     *,
     cwd: Path,
-    experiment: str = "mp_hydra",
+    experiment: str | None = None,
     baseline: str = BASELINE,
     margin: float = MARGIN,
 ) -> tuple[Comparison, Selection]:
@@ -57,18 +63,22 @@ def compare(
         target: what is meant, see `mp_hydra.compare.collect.find`.
         store: where to look.
         cwd: the directory in which the user typed the command.
-        experiment: the experiment in which the latest sweep is looked for.
+        experiment: where the latest sweep is looked for; None: in all experiments.
         baseline: the precision that the others are compared with.
         margin: of equivalence, in points of accuracy.
 
     Raises:
-        UserError: there is nothing of that name.
+        UserError: there is nothing of that name, or no run of a baseline that is none of the known precisions.
         ConfigError: margin is out of range.
         TrackingError: the store cannot be read.
     """
+    check_margin(margin)
     selection = find(target, store, cwd=cwd, experiment=experiment)
     series = DRAWN if len(selection.runs) <= MAX_DRAWN else ()
     records = read_records(selection.store, selection.runs, series=series)
+    there = dict.fromkeys(filter(None, map(precision_of, records)))
+    if there and baseline not in (*there, *BASELINES):
+        raise UserError(f"no run of {selection.title} has the precision {baseline}; there is {', '.join(there)}")
     judged = judge(
         pair(records, baseline=baseline), records, title=selection.title, margin=margin, remarks=selection.notes
     )
@@ -78,7 +88,8 @@ def compare(
 def publish(comparison: Comparison, selection: Selection) -> None:
     """Put a sweep's comparison where its runs are: files and description of the parent run, ratios at the children.
 
-    Doing so again replaces what is there.
+    The experiment gets a view of the runs with their figures, for the MLflow UI. Doing so again replaces what is there;
+    selections that are no sweep are left as they are.
 
     Raises:
         TrackingError: the store does not take it.
@@ -90,22 +101,43 @@ def publish(comparison: Comparison, selection: Selection) -> None:
         files = save(comparison, Path(directory))
         batches = {parent: Batch(tags={NOTE: markdown.render(comparison)})}
         batches[parent].artifacts = [Artifact(str(path), FOLDER) for path in files]
-        for record, metrics in ratios(comparison):
-            # At the time of the run, so that MLflow knows an equal value for the same one.
-            values = [Metric(name, value, record.started, 0) for name, value in metrics.items()]
-            batches[record.run_id] = Batch(metrics=values)
+        for record, twin, metrics in ratios(comparison):
+            news = Batch(metrics=[_news(record, name, value) for name, value in metrics.items()])
+            news.metrics = [metric for metric in news.metrics if record.metrics.get(metric.key) != metric.value]
+            if record.tags.get(TWIN_TAG) != twin.run_id:
+                news.tags[TWIN_TAG] = twin.run_id
+            if news:
+                batches[record.run_id] = news
         for run_id, batch in batches.items():
             _, error = send(store.client, run_id, batch)
             if error is not None:
                 raise unusable(store.uri, error) from error
+    try:
+        with quiet():
+            for experiment_id in {run.info.experiment_id for run in selection.runs}:
+                store.client.set_experiment_tag(experiment_id, *view_tag(parent))
+    except Exception as error:
+        raise unusable(store.uri, error) from error
 
 
 def save(comparison: Comparison, directory: Path) -> list[Path]:
     """Write the comparison in every form: comparison.html, .md, .csv and .json; return the files."""
     files = [directory / f"comparison{suffix}" for suffix in _FORMS]
     for path in files:
-        path.write_text(form(path)(comparison), encoding="utf-8")
+        write(path, form(path)(comparison))
     return files
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def form(path: Path) -> Callable[[Comparison], str]:
@@ -120,20 +152,33 @@ def form(path: Path) -> Callable[[Comparison], str]:
         raise ConfigError("--output", str(path), f"end the name with one of {', '.join(_FORMS)}") from None
 
 
-def ratios(comparison: Comparison) -> Iterator[tuple[RunRecord, dict[str, float]]]:
-    """For each run that is compared, its figures over those of the baseline with the same seed; `RATIOS` names them."""
+def ratios(comparison: Comparison) -> Iterator[tuple[RunRecord, RunRecord, dict[str, float]]]:
+    """Each run that is compared, the baseline of the same seed, and the ratios of their figures; `RATIOS` names them.
+
+    A ratio of figures that were not measured in the same way is left out.
+    """
     for _, row in comparison.rows():
         for pairing in row.compared:
             mixed, baseline = _records(comparison, pairing)
             values = {
-                name: mixed.metrics[metric] / baseline.metrics[metric]
-                for name, metric in RATIOS.items()
-                if metric in mixed.metrics and baseline.metrics.get(metric, 0) > 0
+                name: figure / of
+                for name, quantity in RATIOS.items()
+                if (figure := quantity.value(mixed)) is not None
+                and (of := quantity.value(baseline)) is not None
+                and of > 0
+                and quantity.measured_by(mixed) == quantity.measured_by(baseline)
             }
             if {"test/accuracy"} <= mixed.metrics.keys() & baseline.metrics.keys():
                 values[DIFFERENCE] = 100 * (mixed.metrics["test/accuracy"] - baseline.metrics["test/accuracy"])
-            if values:
-                yield mixed, values
+            yield mixed, baseline, values
+
+
+def _news(record: RunRecord, name: str, value: float) -> Metric:
+    """A value for the store: at the time of the run if it is the first, so that to send it twice does no harm.
+
+    Of several values MLflow shows the one with the latest time.
+    """
+    return Metric(name, value, int(time.time() * 1000) if name in record.metrics else record.started, 0)
 
 
 def _records(comparison: Comparison, pairing: Pair) -> tuple[RunRecord, RunRecord]:

@@ -49,9 +49,7 @@ class Selection:
     notes: tuple[str, ...] = ()
 
 
-def find(
-    target: str | Sequence[str] | None, store: Store, *, cwd: Path, experiment: str = Settings.experiment
-) -> Selection:
+def find(target: str | Sequence[str] | None, store: Store, *, cwd: Path, experiment: str | None = None) -> Selection:
     """Find the runs that a user means.
 
     Args:
@@ -59,7 +57,8 @@ def find(
             of runs, where that of a parent stands for its children; None: the latest sweep.
         store: where to look; a sweep's directory may name another one.
         cwd: where a relative directory starts.
-        experiment: whose runs are meant if `target` is None and there is no sweep at all.
+        experiment: where the latest sweep is looked for if `target` is None, and whose runs are meant if it has no sweep;
+            None: the whole store, and the experiment that runs go to by default.
 
     Raises:
         UserError: one line, if nothing fits or more than one thing does.
@@ -73,15 +72,21 @@ def find(
     return _listed(names, store)
 
 
-def _latest(store: Store, experiment: str) -> Selection:
-    for parent in store.newest(has_tag(KIND_TAG, SWEEP_KIND)):
+def _latest(store: Store, experiment: str | None) -> Selection:
+    ids = None
+    if experiment is not None:
+        ids = [one.experiment_id for one in store.experiments() if one.name == experiment]
+        if not ids:
+            raise UserError(f"there is no experiment {experiment} in {store.name}; {_what_there_is(store, experiment)}")
+    for parent in store.newest(has_tag(KIND_TAG, SWEEP_KIND), experiment_ids=ids):
         return _sweep(parent, store)
-    for run in store.newest(like_tag(SWEEP_TAG)):
+    for run in store.newest(like_tag(SWEEP_TAG), experiment_ids=ids):
         directory = run.data.tags[SWEEP_TAG]
         return _active(f"sweep {directory}", None, _with_tag(directory, store), store)
-    if found := _experiment(experiment, store):
+    name = Settings.experiment if experiment is None else experiment
+    if found := _experiment(name, store):
         return found
-    raise UserError(f"there is no sweep in {store.name}, and no experiment {experiment}; {_what_there_is(store)}")
+    raise UserError(f"there is no sweep in {store.name}, and no experiment {name}; {_what_there_is(store)}")
 
 
 def _named(name: str, store: Store, cwd: Path) -> Selection:

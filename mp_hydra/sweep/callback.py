@@ -180,7 +180,7 @@ def where_to_look(session: Session, directory: Path, page: Path | None) -> list[
     found = {"sweep": str(directory)}
     if page is not None:
         found["page"] = page.as_uri()
-    found |= links(session.uri, session.experiment_id, session.parent_run_id, runs)
+    found |= links(session.uri, session.experiment_id, session.parent_run_id, runs, view=page is not None)
     lines = [f"{name:<9}{address}" for name, address in found.items()]
     return [*lines, "         (mp-hydra ui serves these pages)"] if sqlite_path(session.uri) is not None else lines
 

@@ -29,10 +29,9 @@ def compare_sweep(session: Session, directory: Path, settings: Mapping[str, Any]
     Returns:
         The page; None if there is nothing to compare, or it could not be done.
     """
-    if len({run.data.tags.get("mp_hydra.precision") for run in session.children()}) < 2:  # noqa: PLR2004 - to compare
-        return None
     try:
-        return _compare(session, directory, settings)
+        precisions = {run.data.tags.get("mp_hydra.precision") for run in session.children()}
+        return _compare(session, directory, settings) if len(precisions) > 1 else None
     except UserError as error:
         log.warning("the runs are recorded, but could not be compared: %s", error)
     except Exception:
@@ -50,12 +49,9 @@ def _compare(session: Session, directory: Path, settings: Mapping[str, Any]) -> 
     from mp_hydra.compare.report import terminal
 
     store = session.store()
+    given = {"baseline": story.BASELINE, "margin": MARGIN, **settings}  # an application of one's own may leave them out
     comparison, selection = story.compare(
-        session.parent_run_id,
-        store,
-        cwd=directory,
-        baseline=settings.get("baseline") or story.BASELINE,
-        margin=settings.get("margin") or MARGIN,
+        session.parent_run_id, store, cwd=directory, baseline=str(given["baseline"]), margin=float(given["margin"])
     )
     terminal.show(comparison, Console(stderr=True))
     page = story.save(comparison, directory)[0]

@@ -131,11 +131,9 @@ def _first_number(directory: Path) -> int:
 
 def _line(number: int, overrides: Sequence[str], result: JobReturn) -> str:
     """One line for a job that failed."""
-    try:
-        reason = f"status {result.status.name}, value {result.return_value!r}"
-    except Exception as error:  # noqa: BLE001 - whatever the job raised
-        said = next((line for line in str(error).splitlines() if line.strip()), "")
-        reason = said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+    error = result._return_value  # noqa: SLF001 - the property raises it, after a line of Hydra's own on stderr
+    said = next((line for line in str(error).splitlines() if line.strip()), "")
+    reason = said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
     line = f"job {number} ({' '.join(filter_overrides(list(overrides)))}): {reason}"
     runtime = OmegaConf.select(result.hydra_cfg, "hydra.runtime.output_dir") if result.hydra_cfg else None
     output = Path(str(runtime)) / OUTPUT_FILE

@@ -93,6 +93,7 @@ class Run:
         self._unspooled = Batch()
         self._flushed_at = self._tried_at = monotonic()
         self._retry_seconds = 0.0  # 0: the store answered last time
+        self._latest = 0  # milliseconds since the epoch, of the metrics
         self._warned = False
         self._spool_works = True
         self._closed = False
@@ -106,7 +107,8 @@ class Run:
             metrics: values by name.
             step: training batches seen so far.
         """
-        now = _milliseconds()
+        # MLflow shows the larger of two values of one step and time, not the later one.
+        now = self._latest = max(_milliseconds(), self._latest + 1)
         batch = Batch()
         for name, value in metrics.items():
             key = clean_key(name)

@@ -41,7 +41,12 @@ class Lab:
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(ROOT), str(APP)])
-        return {**os.environ, "MP_HYDRA_HOME": str(self.directory / "home"), "PYTHONPATH": path, MARK: str(self.directory)}
+        return {
+            **os.environ,
+            "MP_HYDRA_HOME": str(self.directory / "home"),
+            "PYTHONPATH": path,
+            MARK: str(self.directory),
+        }
 
     def command(self, *overrides: str) -> list[str]:
         words = ["-m", *SMALL, f"hydra.sweep.dir={self.directory}/sweep", *overrides]
@@ -113,6 +118,41 @@ def lab(tmp_path: Path) -> Lab:
 
 def ended(run: Tracked) -> tuple[str, str]:
     return run.status, run.outcome
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """A control group in which 300 MiB are all the memory there is."""
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = root / f"mp_hydra_test_{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(300 * 2**20), encoding="ascii")
+            yield group
+        except OSError:
+            continue
+        else:
+            return
+        finally:
+            group.rmdir()
+    pytest.skip("this user may not make a memory control group")
+
+
+def test_a_job_that_the_kernel_kills_for_want_of_memory_is_recorded_as_such(lab: Lab, memory_cgroup: Path) -> None:
+    words = (*MLP, "seed=6,0", "+callbacks.fault._target_=my_faults.Fault", "+callbacks.fault.seed=${seed}")
+    done = lab.sweep(*words, MEMORY_CGROUP=str(memory_cgroup))
+    assert done.returncode == 1, done.stderr
+    runs = lab.by_seed()
+    assert ended(runs["6"][0]) == ("FAILED", "out_of_memory")
+    assert "the kernel had no memory left" in runs["6"][0].tags["mp_hydra.reason"]
+    assert ended(runs["0"][0]) == ("FINISHED", "ok")
+    assert "mp_hydra: 1 of 2 jobs failed" in done.stderr
 
 
 def test_every_fault_is_a_failed_job_with_a_reason_and_resume_runs_only_those(lab: Lab) -> None:
@@ -201,7 +241,9 @@ def test_four_jobs_at_a_time_into_a_store_that_did_not_exist_lose_no_metric(lab:
     batches = 6  # 1294 training images in batches of 256
     for run in children:
         assert run.metrics.keys() == children[0].metrics.keys()
-        lengths = {key: len(client.get_metric_history(run.run.info.run_id, key)) for key in ("train/loss", "loss_scale/value")}
+        lengths = {
+            key: len(client.get_metric_history(run.run.info.run_id, key)) for key in ("train/loss", "loss_scale/value")
+        }
         assert lengths["train/loss"] == 2
         assert lengths["loss_scale/value"] >= 2 * (batches - 1)
         assert run.metrics["loss_scale/applied_steps"] == 2 * batches
@@ -252,4 +294,3 @@ def test_a_job_is_what_the_same_run_alone_is_for_every_order(
             assert run.metrics[metric] == expected.metrics[metric], metric
         # What TensorFlow holds for a moment when training begins differs by 0.1 MiB from run to run, alone too.
         assert run.metrics["memory/baseline_mib"] == pytest.approx(expected.metrics["memory/baseline_mib"], abs=0.2)
-

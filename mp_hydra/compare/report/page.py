@@ -291,7 +291,9 @@ def _test(row: Row, where: str) -> dict[str, Shown | str]:
         return {"verdict": f"none: {row.accuracy.difference.missing or wording.NO_REASON}"}
 
     def count(name: str, value: int | None) -> Shown | str:
-        return "unknown" if value is None else Shown.of(f"accuracy.comparison.{name}", where, value, f"{value:,}")
+        if value is None:
+            return "unknown" if name == "more_seeds" and test.seeds == 1 else "no number is enough"
+        return Shown.of(f"accuracy.comparison.{name}", where, value, f"{value:,}")
 
     detectable = f"{wording.three_digits(test.detectable)} points"
     shown = {

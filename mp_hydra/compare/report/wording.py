@@ -247,13 +247,15 @@ def remarks(group: Group) -> list[str]:
     """What a reader should know of a group: its problem, its remarks, and those of its rows with their names."""
     told = group.problem in group.recommendation.sentence
     lines = [group.problem] if group.problem and not told else []
-    lines += group.remarks
-    several = len(group.rows) > 1
+    labels: dict[str, list[str]] = {}
     for row in group.rows:
         test = row.accuracy.comparison
-        own = dict.fromkeys((*row.remarks, *(test.remarks if test else ())))
-        lines += [f"{row.label}: {line}" if several else line for line in own]
-    return lines
+        for line in dict.fromkeys((*row.remarks, *(test.remarks if test else ()))):
+            labels.setdefault(line, []).append(row.label)
+    # What is true of every row is said once.
+    common = [line for line, of in labels.items() if len(of) == len(group.rows)]
+    own = [f"{', '.join(of)}: {line}" for line, of in labels.items() if len(of) < len(group.rows)]
+    return [*lines, *group.remarks, *common, *own]
 
 
 def reasons(figures: Sequence[tuple[str, Figure]]) -> dict[str, list[str]]:

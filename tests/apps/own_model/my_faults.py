@@ -8,13 +8,14 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-FAULTS = ("none", "raise", "exit", "kill", "memory", "hang")
+FAULTS = ("none", "raise", "exit", "kill", "memory", "hang", "kernel")
 
 
 class Fault(keras.callbacks.Callback):
@@ -38,6 +39,10 @@ class Fault(keras.callbacks.Callback):
             np.ones(2**29)
         if self.kind == "hang":
             time.sleep(600)
+        if self.kind == "kernel":  # a control group of the test's, in which memory runs out
+            Path(os.environ["MEMORY_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
+            taken = [bytearray(os.urandom(2**20)) for _ in range(2**12)]
+            raise RuntimeError(f"{len(taken)} MiB were there")
 
 
 class Hang(keras.callbacks.Callback):
@@ -50,14 +55,14 @@ class Hang(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Hang."""
         if self.hangs and not os.path.exists("go on"):  # noqa: PTH110
-            print("hanging", flush=True)  # noqa: T201
+            print("hanging", flush=True)
             time.sleep(600)
 
 
 def first_numbers(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """A small model that says what the allocator holds, and which random numbers come first."""
-    print("allocator", tf.config.experimental.get_memory_info("CPU:0"), flush=True)  # noqa: T201
+    print("allocator", tf.config.experimental.get_memory_info("CPU:0"), flush=True)
     drawn = [random.random(), np.random.rand(), float(tf.random.uniform([])), float(keras.random.uniform([]))]  # noqa: NPY002
-    print("first numbers", drawn, flush=True)  # noqa: T201
+    print("first numbers", drawn, flush=True)
     layers = [keras.layers.Flatten(), keras.layers.Dense(16, "relu"), keras.layers.Dense(num_classes, dtype="float32")]
     return keras.Sequential([keras.Input(input_shape), *layers])
