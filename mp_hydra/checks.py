@@ -16,6 +16,13 @@ from typing import Any
 from mp_hydra.errors import ConfigError
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+AUTO_BY = ("hardware", "measurement")
+AUTO_SETTINGS = {  # what precision=auto may come to: policy and tf32, as in the options of the same names
+    "fp32": ("float32", False),
+    "mixed_float16": ("mixed_float16", True),
+    "mixed_bfloat16": ("mixed_bfloat16", True),
+}
+COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 LOSS_SCALE_MODES = ("auto", "dynamic", "fixed", "none")
 TARGET_CURE = "give a dotted path such as my_module.my_function"
 _GROUP_CURE = "choose an option of the group; --help lists them"
@@ -166,7 +173,8 @@ def _if_text(value: Any) -> str:
 
 
 def _one_of(*options: Any) -> Check:
-    shown = ", ".join(str(option).lower() if isinstance(option, bool) else str(option) for option in options)
+    words = {True: "true", False: "false", None: "null"}
+    shown = ", ".join(option if isinstance(option, str) else words[option] for option in options)
 
     def check(value: Any) -> str | None:
         if any(value is option or (isinstance(value, str) and value == option) for option in options):
@@ -177,6 +185,12 @@ def _one_of(*options: Any) -> Check:
 
 
 _BOOLEAN = _one_of(True, False)
+
+
+def _policy(value: Any) -> str | None:
+    return (
+        None if value == "auto" else _one_of(*POLICIES)(value)
+    )  # auto goes with the option auto, whose check comes later
 
 
 def _text(value: Any) -> str | None:
@@ -191,6 +205,17 @@ def _patterns(value: Any) -> str | None:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         return "give a list of regular expressions on layer paths, such as [head]"
     return next(filter(None, map(_pattern, value)), None)
+
+
+def _dtypes_by_pattern(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return "give a mapping of regular expressions on layer paths to dtypes, such as {encoder/.*: float32}"
+    strange = [f"{key}: {dtype}" for key, dtype in value.items() if dtype not in COMPUTE_DTYPES]
+    if strange:
+        return f"choose one of {', '.join(COMPUTE_DTYPES)} in place of {strange[0]}"
+    return next(filter(None, map(_pattern, map(str, value))), None)
 
 
 def _pattern(text: str) -> str | None:
@@ -223,9 +248,12 @@ _CHECKS: dict[str, Check] = {
     "sweep.baseline": _text,
     "sweep.margin": Number(above=0, below=100),
     "precision.name": _text,
-    "precision.policy": _one_of(*POLICIES),
+    "precision.policy": _policy,
     "precision.tf32": _BOOLEAN,
+    "precision.by": _one_of(*AUTO_BY, None),
+    "precision.resolved": _one_of(*AUTO_SETTINGS, None),
     "precision.pinned": _patterns,
+    "precision.overrides": _dtypes_by_pattern,
     "loss_scale.mode": _one_of(*LOSS_SCALE_MODES),
     "loss_scale.max_skipped_in_a_row": Integer(1, null=True),
     "loss_scale.value": Number(above=0, null=True),
@@ -328,7 +356,13 @@ _MEANING = {
 
 def _precision(config: Mapping[str, Any]) -> Iterator[ConfigError]:
     """A run must not go by the name of a precision that it does not have."""
-    name = _find(config, "precision.name")
+    name, policy, by, resolved = (_find(config, f"precision.{key}") for key in ("name", "policy", "by", "resolved"))
+    if name == "auto" or policy == "auto":
+        yield from _automatic(config)
+        return
+    for key, value in (("by", by), ("resolved", resolved)):
+        if value not in (None, _ABSENT):
+            yield ConfigError(f"precision.{key}", value, f"goes with precision=auto, not with precision={name}")
     for key, meant in zip(("policy", "tf32"), _MEANING.get(name, ()), strict=False):
         value = _find(config, f"precision.{key}")
         if meant is not None and value not in (meant, _ABSENT):
@@ -336,10 +370,28 @@ def _precision(config: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(f"precision.{key}", value, f"{cure} of your own")
 
 
+def _automatic(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """precision=auto is open, or carries what it came to in the run whose record this is."""
+    name, policy, tf32, by, resolved = (
+        _find(config, f"precision.{key}") for key in ("name", "policy", "tf32", "by", "resolved")
+    )
+    if name != "auto":
+        yield ConfigError("precision.policy", policy, f"goes with precision=auto, not with precision={name}")
+    elif by is None:
+        yield ConfigError("precision.by", by, f"choose one of {', '.join(AUTO_BY)}")
+    elif policy != "auto" and (policy, tf32) != AUTO_SETTINGS.get(resolved):
+        cure = "precision=auto means policy=auto; to fix what it comes to, give precision.resolved or choose that option instead"
+        yield ConfigError("precision.policy", policy, cure)
+
+
 def _loss_scale(config: Mapping[str, Any]) -> Iterator[ConfigError]:
     mode, value = (_find(config, f"loss_scale.{key}") for key in ("mode", "value"))
     precision, policy = (_find(config, f"precision.{key}") for key in ("name", "policy"))
-    if mode in ("dynamic", "fixed") and policy == "float32" and _find(config, "loss_scale.force") is not True:
+    overrides = _find(config, "precision.overrides")
+    scalable = policy != "float32" or (isinstance(overrides, Mapping) and "float16" in overrides.values())
+    if mode in ("dynamic", "fixed") and not scalable and _find(config, "loss_scale.force") is not True:
+        if precision == "auto":
+            precision = f"auto, which came to {_find(config, 'precision.resolved')}"
         cure = "use loss_scale=auto, or loss_scale.force=true if it is meant"
         yield ConfigError("loss_scale", mode, f"scaling has no purpose with precision={precision}; {cure}")
     elif mode == "fixed" and value is None:

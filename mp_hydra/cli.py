@@ -23,32 +23,68 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--gradients", is_flag=True, required=True, help="Where each layer's gradients lie in float16's range.")
+@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "markdown", "json"]))
+@click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too, not on errors alone.")
+@click.option("--gradients", is_flag=True, help="Where each layer's gradients lie in float16's range, too.")
 @click.option(
-    "--batches", default=3, show_default=True, type=click.IntRange(min=1), help="Training batches to look at."
+    "--batches", default=3, show_default=True, type=click.IntRange(min=1), help="Training batches for --gradients."
 )
 @click.option(
     "--output", default="audit", show_default=True, type=click.Path(path_type=Path), help="Directory to write to."
 )
 @click.argument("overrides", nargs=-1)
-def audit(overrides: tuple[str, ...], *, gradients: bool, batches: int, output: Path) -> None:  # noqa: ARG001 - required
-    """Look at the configured model without training it.
+def audit(overrides: tuple[str, ...], *, form: str, strict: bool, gradients: bool, batches: int, output: Path) -> None:
+    """Look at the configured model without training it: what each layer computes in, and what is wrong with it.
 
-    OVERRIDES are those of mp-hydra-train, such as model=vit dataset=cifar10. Gradients are taken in float32, whatever the
-    precision, and then placed in float16's range.
+    OVERRIDES are those of mp-hydra-train, such as model=vit dataset=cifar10. Exits with 1 if there is an error among the
+    findings. With --gradients, gradients are taken in float32, whatever the precision, and then placed in float16's range.
     """
     from rich.console import Console
 
     from mp_hydra import gradient_report
     from mp_hydra.app import composed
+    from mp_hydra.audit import configured
 
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # a user's modules lie where the command is typed
-    config = composed([*overrides, "precision=fp32", "loss_scale=none", "callbacks=none"])
-    ranges = gradient_report.measure(config, batches)
-    gradient_report.show(ranges, Console())
-    for path in gradient_report.save(ranges, output):
-        click.echo(f"wrote {path}")
+    config = composed(overrides)
+    single = composed([*overrides, *gradient_report.IN_FLOAT32]) if gradients else None
+    found = configured.audit(config)
+    if form == "text":
+        found.show(Console())
+    else:
+        click.echo(found.json() if form == "json" else found.markdown(), nl=False)
+    written = found.save(output)
+    if single is not None:
+        ranges = gradient_report.measure(single, batches)
+        if form == "text":
+            gradient_report.show(ranges, Console())
+        written += gradient_report.save(ranges, output)
+    for path in written:
+        click.echo(f"wrote {path}", err=form != "text")
+    if found.fails(strict=strict):
+        sys.exit(1)
+
+
+@cli.command()
+@click.option("--measure", is_flag=True, help="Time a few operations in every dtype, too: about 20 seconds.")
+@click.option(
+    "--quick", is_flag=True, help="Do not import TensorFlow: answers in a fraction of a second, without its view."
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
+@click.option("--uri", help="The MLflow store to look at.  [default: as for a run]")
+def doctor(*, measure: bool, quick: bool, as_json: bool, uri: str | None) -> None:
+    """Say what this machine computes fast in, why, and what is in the way.
+
+    Exits with 1 if there is a GPU that cannot be used.
+    """
+    from rich.console import Console
+
+    from mp_hydra.doctor.story import examine
+
+    if measure and quick:
+        raise click.UsageError("--measure needs TensorFlow, which --quick leaves alone")
+    sys.exit(examine(Console(), quick=quick, measure=measure, as_json=as_json, uri=uri))
 
 
 def _store_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -57,7 +93,7 @@ def _store_options(command: Callable[..., None]) -> Callable[..., None]:
         "--uri", help="The MLflow store: sqlite:///<file> or http(s)://<server>.  [default: as for a run]"
     )
     experiment = click.option(
-        "--experiment", default="mp_hydra", show_default=True, help="Where the latest sweep is looked for."
+        "--experiment", help="Where the latest sweep is looked for.  [default: in all experiments]"
     )
     return uri(experiment(command))
 
@@ -86,7 +122,7 @@ def compare(
     sweep: tuple[str, ...],
     *,
     uri: str | None,
-    experiment: str,
+    experiment: str | None,
     baseline: str,
     margin: float,
     require: str | None,
@@ -100,7 +136,7 @@ def compare(
     """
     from rich.console import Console
 
-    from mp_hydra.compare import gate, story
+    from mp_hydra.compare import gate, pages, story
     from mp_hydra.compare.collect import Store
     from mp_hydra.compare.report import terminal
     from mp_hydra.tracking import Settings, store_uri
@@ -118,13 +154,15 @@ def compare(
     )
     terminal.show(comparison, Console())
     for path, render in forms.items():
-        path.write_text(render(comparison), encoding="utf-8")
+        story.write(path, render(comparison))
         click.echo(f"wrote {path}")
-    if publish:
-        story.publish(comparison, selection)
     failed = gate.failures(comparison, conditions) if conditions else []
     for line in failed:
         click.echo(f"mp_hydra: {line}", err=True)
+    if publish:
+        story.publish(comparison, selection)
+        for line in pages.announced(pages.sweep_pages(selection), selection.store.uri):
+            click.echo(line)
     if failed:
         sys.exit(1)
 
@@ -133,7 +171,7 @@ def compare(
 @_store_options
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="On 127.0.0.1.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the latest sweep's comparison in a browser.")
-def ui(*, uri: str | None, experiment: str, port: int, open_browser: bool) -> None:
+def ui(*, uri: str | None, experiment: str | None, port: int, open_browser: bool) -> None:
     """Start the MLflow UI on the store, and say which pages are worth opening; Ctrl-C ends it."""
     import webbrowser
 

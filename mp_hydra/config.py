@@ -34,13 +34,22 @@ SCHEMA = "mp_hydra_schema"
 
 @dataclass
 class PrecisionConfig:
-    """What layers compute in: a Keras dtype policy, the TF32 switch, and layers that may differ from the policy."""
+    """What layers compute in: a Keras dtype policy, the TF32 switch, and layers that may differ from the policy.
+
+    `by` and `resolved` belong to precision=auto: how it is decided, and what was decided; a run records the latter, and given in
+    a config it is taken as it is.
+    """
 
     name: str = MISSING
     policy: str = MISSING
     tf32: bool = MISSING
     pinned: list[str] = field(default_factory=list)
     float32_head: bool = False
+    overrides: Any = (
+        None  # a mapping of patterns to dtypes; were it {} by default, only +precision.overrides could set it
+    )
+    by: str | None = None
+    resolved: str | None = None
 
 
 @dataclass

@@ -124,7 +124,7 @@ def _not_an_option(arguments: Sequence[str]) -> str | None:
     """The line for the first group that is given null, a number or a boolean; Hydra does not say which it was.
 
     >>> _not_an_option(["seed=1", "precision=16"])
-    'precision=16: no such option; known here: fp32, mixed_bfloat16, mixed_float16, tf32'
+    'precision=16: no such option; known here: auto, fp32, mixed_bfloat16, mixed_float16, tf32'
     """
     for argument in arguments:
         group, _, values = argument.partition("=")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from mp_hydra.gradient_ranges import GradientRange
 
+# What makes the configured model one that computes in float32 throughout.
+IN_FLOAT32 = ("precision=fp32", "loss_scale=none", "callbacks=none", "precision.overrides=null")
+
 
 def measure(config: Mapping[str, Any], batches: int) -> list[GradientRange]:
     """Build the configured model in float32 and take gradients over the first batches of its training data.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mp_hydra import __version__
+from mp_hydra.capabilities import Device, device_from
 from mp_hydra.telemetry.memory import Unavailable
 from mp_hydra.telemetry.nvml import driver_version
 
@@ -56,8 +57,8 @@ def environment() -> dict[str, Any]:
             "tensorflow": tf.__version__,  # the distribution has other names, such as tensorflow-cpu
             **{name: _installed(name) for name in ("keras", "numpy", "mlflow", "hydra-core")},
         },
-        "system": {"os": platform.platform(), "kernel": platform.release(), "memory_bytes": _physical_memory()},
-        "cpu": _cpu(),
+        "system": {"os": platform.platform(), "kernel": platform.release(), "memory_bytes": physical_memory()},
+        "cpu": cpu(),
         "devices": found,
         "cuda": {"build": build.get("cuda_version"), "cudnn_build": build.get("cudnn_version")},
         "driver": {"version": None, "reason": driver.reason}
@@ -68,7 +69,7 @@ def environment() -> dict[str, Any]:
             "pays": tf32_pays(found),
         },
         "xla": {"auto_jit": tf.config.optimizer.get_jit() or "off"},
-        "onednn": _onednn(),
+        "onednn": onednn(),
         "environment_variables": relevant_variables(os.environ),
     }
 
@@ -82,21 +83,27 @@ def devices() -> list[dict[str, Any]]:
         Per device `device` ("GPU:0"), `kind` ("GPU"), `name`, `compute_capability` ([major, minor]),
         `memory_limit_bytes` and `pci_bus_id`; the last three None where they do not apply or are not known.
     """
-    cpu = {
+    processor = {
         "device": "CPU:0",
         "kind": "CPU",
-        "name": _cpu()["model"],
+        "name": cpu()["model"],
         "compute_capability": None,
         "memory_limit_bytes": None,  # TensorFlow states 256 MiB, which limits nothing
         "pci_bus_id": None,
     }
     return [
-        cpu,
+        processor,
         *(
             {"device": device, "kind": "GPU", **parse_gpu(description), "memory_limit_bytes": limit}
             for device, (description, limit) in _local_gpus().items()
         ),
     ]
+
+
+def rated_devices() -> list[Device]:
+    """The devices of `devices`, as `mp_hydra.capabilities` rates them."""
+    processor = {**cpu(), "onednn": onednn()}
+    return [device_from(found, processor, os.environ) for found in devices()]
 
 
 def training_device() -> str:
@@ -189,7 +196,8 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in sorted(environ) if _VARIABLES.match(name)}
 
 
-def _cpu() -> dict[str, Any]:
+def cpu() -> dict[str, Any]:
+    """The processor: `model`, `logical_cores`, `usable_cores` and `flags`; None for what is not known."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux
@@ -202,7 +210,8 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _physical_memory() -> int | None:
+def physical_memory() -> int | None:
+    """Bytes of main memory; None where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -216,7 +225,7 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def _onednn() -> bool | None:
+def onednn() -> bool | None:
     """Whether TensorFlow uses its oneDNN kernels, TF_ENABLE_ONEDNN_OPTS included; None where it does not tell."""
     try:
         from tensorflow.python.util import _pywrap_util_port

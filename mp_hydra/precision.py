@@ -13,7 +13,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from mp_hydra.errors import PrecisionError
 
@@ -25,10 +25,11 @@ COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloa
 
 @dataclass
 class Scope:
-    """What `scoped_policy` saw while it was in force: the layers constructed, and whether each was given a dtype."""
+    """What `scoped_policy` saw while in force: layers constructed, whether each was given a dtype, which were overridden."""
 
     policy: str
     dtype_given: WeakKeyDictionary[Any, bool] = field(default_factory=WeakKeyDictionary)
+    overridden: WeakSet[Any] = field(default_factory=WeakSet)
 
 
 @contextmanager
@@ -99,6 +100,7 @@ class LayerRecord:
         parameters: the elements of its own weights, without those of its sublayers.
         dtype_given: True if it was constructed with a dtype of its own, False if it took the global policy, None if it
             was constructed outside the scope.
+        overridden: whether `precision.overrides` decides what it computes in.
     """
 
     path: str
@@ -107,6 +109,7 @@ class LayerRecord:
     compute_dtype: str
     parameters: int
     dtype_given: bool | None
+    overridden: bool = False
 
     def asdict(self) -> dict[str, Any]:
         """The record as JSON-ready values."""
@@ -114,15 +117,7 @@ class LayerRecord:
 
 
 def census(model: Any, scope: Scope) -> list[LayerRecord]:
-    """Every layer of a built model, nested and sub-layers too, with what it computes in.
-
-    Containers (Functional and Sequential models, input layers) compute nothing and are left out.
-    """
-    import keras
-
-    def container(layer: Any) -> bool:
-        return isinstance(layer, (keras.layers.InputLayer, keras.Sequential)) or type(layer).__name__ == "Functional"
-
+    """Every layer of a built model, nested and sub-layers too, with what it computes in; in the order of `layers_of`."""
     return [
         LayerRecord(
             path=path_of(layer),
@@ -131,10 +126,24 @@ def census(model: Any, scope: Scope) -> list[LayerRecord]:
             compute_dtype=layer.compute_dtype,
             parameters=sum(math.prod(variable.shape) for variable in _own(layer)),
             dtype_given=scope.dtype_given.get(layer),
+            overridden=layer in scope.overridden,
         )
-        for layer in model._flatten_layers()  # noqa: SLF001 - the one recursive walk that Keras has
-        if not container(layer)
+        for layer in layers_of(model)
     ]
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Every layer of a model, nested and sub-layers too, without containers.
+
+    Containers (Functional and Sequential models, input layers) compute nothing.
+    """
+    import keras
+
+    def container(layer: Any) -> bool:
+        return isinstance(layer, (keras.layers.InputLayer, keras.Sequential)) or type(layer).__name__ == "Functional"
+
+    # The one recursive walk that Keras has.
+    return [layer for layer in model._flatten_layers() if not container(layer)]  # noqa: SLF001
 
 
 def path_of(layer: Any) -> str:
@@ -177,6 +186,11 @@ def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str
     weighted = [record for record in records if record.parameters]
     reached = [record for record in weighted if record.compute_dtype == asked]
     if weighted and not reached and policy != "float32":
+        if any(record.overridden for record in weighted):
+            raise PrecisionError(
+                f"precision.overrides leaves no layer with weights that computes in {asked}; "
+                f"choose the precision that they compute in"
+            )
         raise PrecisionError(
             f"no layer with weights computes in {asked}: all {len(weighted)} of them carry a dtype of their own. A model "
             f"loaded from a file keeps the precision it was saved in; build it anew under the policy and copy its weights"

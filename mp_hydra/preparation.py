@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from mp_hydra import datasets
 from mp_hydra.compiling import compile_model, set_execution
 from mp_hydra.config import suggestion
-from mp_hydra.errors import ConfigError, DataError, ModelError
+from mp_hydra.errors import ConfigError, DataError, ModelError, PrecisionError
 from mp_hydra.float32_losses import float32_losses
 from mp_hydra.loss_scale import effective_mode
 from mp_hydra.models._parts import one_line
 from mp_hydra.models.build import DataSpec, build
-from mp_hydra.precision import COMPUTE_DTYPES, LayerRecord, Scope, census, needs_loss_scaling, require
-from mp_hydra.probe import float32_head, probe
+from mp_hydra.precision import COMPUTE_DTYPES, LayerRecord, Scope, census, layers_of, needs_loss_scaling, require
+from mp_hydra.probe import Observed, float32_head, observe, observe_graph, require_sound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ class Prepared:
         optimizer: the model's optimizer, a `mp_hydra.scaled_optimizer.ScaledOptimizer`.
         layers: the census of the model.
         warnings: one line each, what the user should know.
+        seen: what one batch showed.
     """
 
     data: datasets.Data
@@ -45,10 +47,15 @@ class Prepared:
     optimizer: Any
     layers: list[LayerRecord]
     warnings: list[str]
+    seen: Observed
 
 
-def load_data(config: Mapping[str, Any]) -> datasets.Data:
+def load_data(config: Mapping[str, Any], *, judge: bool = True) -> datasets.Data:
     """Load the dataset of a resolved config and check it against batch size and precision.
+
+    Args:
+        config: a resolved config.
+        judge: False: leave it to the audit to say that inputs overflow.
 
     Raises:
         DataError: for data that cannot be read or trained on.
@@ -58,7 +65,8 @@ def load_data(config: Mapping[str, Any]) -> datasets.Data:
     if config["batch_size"] > data.train.size:
         raise ConfigError("batch_size", config["batch_size"], f"there are only {data.train.size} training samples")
     if (
-        config["precision"]["policy"] == "mixed_float16"
+        judge
+        and config["precision"]["policy"] == "mixed_float16"
         and data.peak_input is not None
         and data.peak_input >= FLOAT16_OVERFLOW
     ):
@@ -69,7 +77,9 @@ def load_data(config: Mapping[str, Any]) -> datasets.Data:
     return data
 
 
-def prepare(config: Mapping[str, Any], data: datasets.Data, scope: Scope, *, directory: Path | None = None) -> Prepared:
+def prepare(
+    config: Mapping[str, Any], data: datasets.Data, scope: Scope, *, directory: Path | None = None, judge: bool = True
+) -> Prepared:
     """Build the model, or open the checkpoint to resume; check it and compile it. Call it with the policy in force.
 
     Args:
@@ -77,6 +87,7 @@ def prepare(config: Mapping[str, Any], data: datasets.Data, scope: Scope, *, dir
         data: what the model will be trained on.
         scope: of the policy in force.
         directory: what a relative `resume` refers to; None for the working directory.
+        judge: False: leave it to the audit to say what is wrong with the model's precision.
 
     Raises:
         PrecisionError: for a model that does not compute in what was asked.
@@ -85,29 +96,34 @@ def prepare(config: Mapping[str, Any], data: datasets.Data, scope: Scope, *, dir
     """
     model = _resumed(config, directory) if config.get("resume") else _built(config, data)
     batch = next(iter(data.train.batches(min(2, data.train.size))))
+    overrides = config["precision"].get("overrides") or {}
+    if overrides:
+        _override(model, batch, overrides, scope, resumed=bool(config.get("resume")))
     if config["precision"].get("float32_head"):
         for layer in float32_head(model, batch[0]):
             scope.dtype_given[layer] = True
             log.info("layer %s computes in float32 (precision.float32_head=true)", layer.path)
-    outputs = _forward(model, batch)
+    seen = _observed(model, batch, judge=judge)
+    if judge:
+        require_sound(model, seen)
     layers = census(model, scope)
     if config.get("resume"):
         warnings: list[str] = []
         _require_saved_in(layers, config)
     else:
-        warnings = require(layers, scope.policy, pinned=config["precision"]["pinned"])
+        warnings = require(layers, scope.policy, pinned=config["precision"]["pinned"]) if judge else []
         mode = effective_mode(config["loss_scale"]["mode"], float16=needs_loss_scaling(layers))
         compile_model(model, config, data, mode)
     optimizer = model.optimizer
     if optimizer.mode == "none" and needs_loss_scaling(layers):
         warnings.append("layers compute in float16 without loss scaling: gradients below 6e-8 become zero")
-    _check_outputs(config, model, data, outputs)
+    _check_outputs(config, model, data, seen.outputs)
     with float32_losses(model):
         _build_compiled(config["compile"], model, batch)
         optimizer.remember_seeds(model)
         _check_step(model, optimizer, batch)
     _check_objective(config["objective"], model, has_validation=data.validation is not None)
-    return Prepared(data, model, optimizer, layers, warnings)
+    return Prepared(data, model, optimizer, layers, warnings, seen)
 
 
 def _built(config: Mapping[str, Any], data: datasets.Data) -> Any:
@@ -128,7 +144,10 @@ def _resumed(config: Mapping[str, Any], directory: Path | None) -> Any:
 def _require_saved_in(layers: Sequence[LayerRecord], config: Mapping[str, Any]) -> None:
     """Layers keep the precision that they were saved in, so a resumed run has to ask for just that."""
     asked = COMPUTE_DTYPES[config["precision"]["policy"]]
-    found = {layer.compute_dtype for layer in layers} - {"float32"} or {"float32"}
+    overridden = any(layer.overridden for layer in layers)
+    found = {layer.compute_dtype for layer in layers if not layer.overridden} - {"float32"} or {"float32"}
+    if overridden and found == {"float32"}:  # a float32 head may be all that is left
+        return
     if found != {asked}:
         saved = " or ".join(name for name, dtype in COMPUTE_DTYPES.items() if dtype in found)
         cure = (
@@ -157,9 +176,35 @@ def _check_step(model: Any, optimizer: Any, batch: Any) -> None:
         require_scaled_loss(model, optimizer, batch)
 
 
-def _forward(model: Any, batch: Any) -> Any:
+def _override(model: Any, batch: Any, overrides: Mapping[str, str], scope: Scope, *, resumed: bool) -> None:
+    """Set the dtypes of `precision.overrides`, and see that the layers obey; a resumed model must have been saved so."""
+    from mp_hydra import layer_overrides
+
+    if not all(layer.built for layer in model._flatten_layers()):  # noqa: SLF001 - the one recursive walk that Keras has
+        _observed(model, batch)  # paths are known only of what is built
+    saved = {id(layer): layer.compute_dtype for layer in layers_of(model)}
+    layers = layer_overrides.apply(model, overrides, scope)
+    changed = [layer for layer in layers if saved.get(id(layer), layer.compute_dtype) != layer.compute_dtype]
+    if resumed and changed:
+        first = changed[0]
+        what = f"layer {first.path} was saved computing in {saved[id(first)]}, and is to be resumed as it was saved"
+        raise ConfigError("precision.overrides", overrides, what)
+    layer_overrides.verify(model, batch[0], layers)
+
+
+def _observed(model: Any, batch: Any, *, judge: bool = True) -> Observed:
+    from tensorflow import errors
+
     try:
-        return probe(model, batch[0])
+        return observe(model, batch[0])
+    except errors.NotFoundError as error:
+        if not judge and getattr(model, "outputs", None):
+            return observe_graph(model)
+        where = re.search(r"calling (\w+)\.call", str(error))
+        raise PrecisionError(
+            f"TensorFlow has no kernel for {where[1] if where else 'an operation of the model'} in this precision on this "
+            f"device; mp-hydra audit names the layer, and precision.overrides lets it compute in float32"
+        ) from error
     except ValueError as error:
         if _met_other_code(error):  # a user's own `call`: they need the traceback
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SIXTEEN_BIT = ("float16", "bfloat16")
+ID_LIMITS = {"float16": 2048, "bfloat16": 256}  # the largest up to which every integer is exact
 SATURATING = ("softmax", "sigmoid", "hard_sigmoid", "tanh", "log_softmax")
 
 
@@ -30,16 +32,63 @@ def probe(model: Any, batch: Any) -> Any:
         PrecisionError: if integer ids reach an Embedding as 16-bit floats, which rounds ids above 2048 (float16) or 256
             (bfloat16), or if an output or its activation is computed in 16 bits.
     """
+    seen = observe(model, batch)
+    require_sound(model, seen)
+    return seen.outputs
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one batch showed.
+
+    Attributes:
+        outputs: of the model.
+        rounded_ids: Embedding layers that received their ids in 16 bits, with that dtype.
+        heads: layers whose results the model returns.
+        passed: layers behind them that only hand these on.
+    """
+
+    outputs: Any
+    rounded_ids: list[tuple[Any, str]]
+    heads: list[Any]
+    passed: list[Any]
+
+    def output_dtypes(self) -> list[str]:
+        """Of each output of the model."""
+        import keras
+
+        return [_dtype(output) for output in keras.tree.flatten(self.outputs)]
+
+    def rounding_heads(self) -> list[Any]:
+        """The layers that compute the outputs, or hand them on, in 16 bits."""
+        return [layer for layer in (*self.heads, *self.passed) if layer.compute_dtype in SIXTEEN_BIT]
+
+
+def observe(model: Any, batch: Any) -> Observed:
+    """Run one batch forward in inference mode, and judge nothing."""
     outputs, calls = _forward(model, batch)
-    for layer, arrived, _ in calls:
-        if arrived in SIXTEEN_BIT and isinstance(layer, _embedding_class()):
-            limit = {"float16": 2048, "bfloat16": 256}[arrived]
-            raise PrecisionError(
-                f"layer {path_of(layer)} (Embedding) receives its ids as {arrived}, which rounds those above {limit}; "
-                f'begin the model with keras.Input(..., dtype="int32")'
-            )
-    _require_float32_outputs(model, outputs, calls)
-    return outputs
+    rounded = [(layer, arrived) for layer, arrived, _ in calls if isinstance(layer, _embedding_class())]
+    heads, passed = _heads(model, outputs, calls)
+    return Observed(outputs, [pair for pair in rounded if pair[1] in SIXTEEN_BIT], heads, passed)
+
+
+def observe_graph(model: Any) -> Observed:
+    """What the graph of a functional or sequential model tells without running it; ids are not looked at."""
+    return Observed(model.outputs, [], *_heads_by_graph(model))
+
+
+def require_sound(model: Any, seen: Observed) -> None:
+    """Refuse what `probe` refuses.
+
+    Raises:
+        PrecisionError: as `probe` does.
+    """
+    for layer, arrived in seen.rounded_ids:
+        raise PrecisionError(
+            f"layer {path_of(layer)} (Embedding) receives its ids as {arrived}, which rounds those above "
+            f'{ID_LIMITS[arrived]}; begin the model with keras.Input(..., dtype="int32")'
+        )
+    _require_float32_outputs(model, seen)
 
 
 def float32_head(model: Any, batch: Any) -> list[Any]:
@@ -126,21 +175,22 @@ def _dtype(tensor: Any) -> str:
     return str(getattr(dtype, "name", dtype))
 
 
-def _require_float32_outputs(model: Any, outputs: Any, calls: Sequence[_Call]) -> None:
-    import keras
+def activation_of(layer: Any) -> str:
+    """The name of what a layer computes last: its activation, or its own kind."""
+    return str(getattr(getattr(layer, "activation", None), "__name__", type(layer).__name__.lower()))
 
-    heads, passed = _heads(model, outputs, calls)
-    rounding = [layer for layer in (*heads, *passed) if layer.compute_dtype in SIXTEEN_BIT]
-    for output in keras.tree.flatten(outputs):
-        dtype = _dtype(output)
+
+def _require_float32_outputs(model: Any, seen: Observed) -> None:
+    rounding = seen.rounding_heads()
+    for dtype in seen.output_dtypes():
         if dtype in SIXTEEN_BIT:
             name = f"layer {path_of(rounding[0])} ({type(rounding[0]).__name__})" if rounding else f"model {model.name}"
             raise PrecisionError(
                 f"the head, {name}, gives {dtype} outputs: loss and metrics would be computed from rounded predictions; "
                 f'construct it with dtype="float32", its activation included, or set precision.float32_head=true'
             )
-    for head in heads:
-        activation = getattr(getattr(head, "activation", None), "__name__", type(head).__name__.lower())
+    for head in seen.heads:
+        activation = activation_of(head)
         if head.compute_dtype in SIXTEEN_BIT and activation in SATURATING:
             raise PrecisionError(
                 f"the head, layer {path_of(head)} ({type(head).__name__}), computes its {activation} in {head.compute_dtype}, "

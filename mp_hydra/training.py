@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mp_hydra import hardware, tracking
-from mp_hydra.audit import Audit
+from mp_hydra.auto_precision import settle
 from mp_hydra.outcome import Ending, closing
-from mp_hydra.precision import resolved_name, scoped_policy
+from mp_hydra.precision import scoped_policy
 from mp_hydra.startup import start_tensorflow
 from mp_hydra.telemetry.memory import AllocatorMemory
 from mp_hydra.tracking import Outcome
@@ -45,14 +45,13 @@ def train(
         UserError: one line, for everything a user can put right.
     """
     start_tensorflow()
-    precision, remark = resolved_name(config["precision"]["name"], hardware.devices())
-    if remark:
-        log.warning(remark)
+    settled = settle(config, directory=working_dir)
+    config = settled.config
     run = tracking.open_run(
         tracking.Settings(**config["tracking"]),
         name=run_name(config),
         params=config,
-        tags={**_tags(config, precision, working_dir), **(tags or {})},
+        tags={**settled.tags(), **tracking.git_state(working_dir).tags(), **(tags or {})},
         spool=output_dir,
         cwd=working_dir,
     )
@@ -60,6 +59,7 @@ def train(
     with closing(run) as ending, scoped_policy(policy["policy"], tf32=policy["tf32"]) as scope:
         import keras
 
+        from mp_hydra.audit.configured import audit_prepared
         from mp_hydra.console import summary
         from mp_hydra.evaluation import evaluate
         from mp_hydra.fitting import fit
@@ -71,12 +71,14 @@ def train(
         data = load_data(config)
         run.log_dataset(name=data.name, digest=data.digest, source=data.source, schema=None, profile=data.profile())
         prepared = prepare(config, data, scope, directory=working_dir)
-        for warning in prepared.warnings:
+        audit = audit_prepared(config, prepared, scope)
+        for warning in audit.warnings:
             log.warning(warning)
         environment = {**hardware.environment(), "jit_compile": bool(prepared.model.jit_compile)}
         _write(output_dir / "environment.json", json.dumps(environment, indent=2))
         _write(output_dir / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
-        Audit(scope.policy, prepared.layers, prepared.warnings).save(output_dir)
+        settled.save(output_dir)
+        audit.save(output_dir)
         sent = _upload(run, output_dir)
 
         with float32_losses(prepared.model):
@@ -100,11 +102,6 @@ def run_name(config: Mapping[str, Any]) -> str:
         return str(config["tracking"]["run_name"])
     model, dataset = (config[group].get("name") or group for group in ("model", "dataset"))
     return f"{model}-{dataset}-{config['precision']['name']}-s{config['seed']}"
-
-
-def _tags(config: Mapping[str, Any], precision: str, working_dir: Path) -> dict[str, str]:
-    tags = {"mp_hydra.precision": config["precision"]["name"], "mp_hydra.precision_resolved": precision}
-    return {**tags, **tracking.git_state(working_dir).tags()}
 
 
 def _record(run: tracking.Run, fitted: Fitted, evaluation: Evaluation, ending: Ending) -> dict[str, float]:

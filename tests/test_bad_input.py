@@ -39,7 +39,7 @@ class Bad:
 
 
 POSITIVE = "give an integer of at least 1"
-OPTIONS = "fp32, mixed_bfloat16, mixed_float16, tf32"
+OPTIONS = "auto, fp32, mixed_bfloat16, mixed_float16, tf32"
 NO_PRECISION = f"no such option; known here: {OPTIONS}"
 GRAMMAR = (
     "not of the form key=value; close brackets and quotes, and quote text with special characters, as in 'key=\"a, b\"'"

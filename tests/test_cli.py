@@ -95,7 +95,7 @@ def test_bad_override_is_one_line_and_exit_code_1(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("audit",), "Missing option '--gradients'"),
+        (("audit", "--format", "xml"), "'xml' is not one of 'text', 'markdown', 'json'"),
         (("audit", "--gradients", "--batches", "0"), "0 is not in the range x>=1"),
         (("sync",), "Missing argument 'SPOOL...'"),
         (("sync", "none.jsonl"), "'none.jsonl' does not exist"),

@@ -77,7 +77,7 @@ def test_the_apps_own_option_of_the_same_name_wins(app: Path) -> None:
 def test_help_lists_the_groups_with_the_options_of_both_and_no_other_group_of_ours(app: Path) -> None:
     listed = typed(app, "--help").stdout
     groups = dict(line.split(": ", maxsplit=1) for line in listed.splitlines() if ": " in line and "[" not in line)
-    assert groups["precision"].split(", ") == ["fp32", "mixed_bfloat16", "mixed_float16", "odd", "tf32"]
+    assert groups["precision"].split(", ") == ["auto", "fp32", "mixed_bfloat16", "mixed_float16", "odd", "tf32"]
     assert groups["loss_scale"].split(", ") == ["auto", "dynamic", "fixed", "none"]
     assert groups["model"] == "theirs"
     assert not {"dataset", "optimizer", "tracking", "experiment", "schedule", "callbacks"} & set(groups)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from omegaconf import DictConfig
@@ -87,7 +87,7 @@ class End:
 
 
 class Observer(Protocol):
-    """Methods that a Hydra callback may have, each of which the launcher `isolated` then calls in its own process.
+    """Methods that a Hydra callback may have, each of which the launchers of mp_hydra then call in the process that sweeps.
 
     An exception from one is a warning, as with Hydra's own hooks.
     """
@@ -107,5 +107,5 @@ class Observer(Protocol):
     def last_will(self) -> Callable[[], None] | None:
         """What is to be called, in another process, if the launcher's own is killed; all jobs are gone by then.
 
-        It must survive cloudpickle.
+        Asked by the launcher `isolated` alone, whose job server outlives the launcher. It must survive cloudpickle.
         """

@@ -46,11 +46,7 @@ def launch(
     """
     setup_globals()
     configure_log(sweep.config.hydra.hydra_logging, sweep.config.hydra.verbose)
-    Path(str(sweep.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-    plans = [
-        plan(sweep, overrides, number, to_file=settings.to_file)
-        for number, overrides in enumerate(job_overrides, start=first_number)
-    ]
+    plans = plan(sweep, job_overrides, first_number, to_file=settings.to_file)
     observers = Observers(sweep.context.callbacks.callbacks)
     with Interrupts() as interrupts:
         observers.tell("jobs_planned", [plan.job for plan in plans])

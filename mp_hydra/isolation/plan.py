@@ -39,15 +39,26 @@ class Plan:
     environ: dict[str, str]
 
 
-def plan(sweep: Sweep, overrides: Sequence[str], number: int, *, to_file: bool) -> Plan:
-    """Compose a job.
+def plan(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_number: int, *, to_file: bool) -> list[Plan]:
+    """Compose jobs, and make the sweep's directory.
 
     Args:
         sweep: what Hydra handed over.
-        overrides: of the job, as Hydra's sweepers give them.
-        number: the job's `hydra.job.num` and `hydra.job.id`.
-        to_file: whether what it prints goes to a file.
+        job_overrides: those of each job, as Hydra's sweepers give them.
+        first_number: the first job's `hydra.job.num` and `hydra.job.id`; the others count on from it.
+        to_file: whether what a job prints goes to a file.
+
+    Raises:
+        HydraException: a job's config cannot be composed.
     """
+    Path(str(sweep.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+    return [
+        _plan(sweep, overrides, number, to_file=to_file)
+        for number, overrides in enumerate(job_overrides, start=first_number)
+    ]
+
+
+def _plan(sweep: Sweep, overrides: Sequence[str], number: int, *, to_file: bool) -> Plan:
     config = _composed(sweep, list(overrides))
     with open_dict(config):
         config.hydra.job.id = number

@@ -370,7 +370,7 @@ def test_an_estimate_outside_the_margin_is_said_to_lead_to_worse() -> None:
     found = compare(counts(30, 50, 10_000))
     assert found.verdict is Verdict.undecided
     assert found.prospect is Verdict.worse
-    assert any("more data would show worse, not equivalent" in remark for remark in found.remarks)
+    assert any("if it holds, more data would show worse, not equivalent" in remark for remark in found.remarks)
 
 
 # Bad input

@@ -18,26 +18,18 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
-from mp_hydra.isolation.display import (
-    Display,
+from mp_hydra.isolation.display import Display, frame, make_display
+from mp_hydra.isolation.display_rules import (
     Row,
-    clean,
     count_text,
-    crop,
-    duration,
     figure_names,
-    fit_overrides,
-    frame,
     job_line,
-    make_display,
-    number,
     seconds_left,
     select_columns,
     select_rows,
     share,
-    split_overrides,
-    tail,
 )
+from mp_hydra.isolation.display_text import clean, crop, duration, fit_overrides, number, split_overrides, tail
 from mp_hydra.isolation.jobs import Cause, End, Job, Progress
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ class App:
             task_function=self.task,
             config_path="conf",
             config_name="config",
-            overrides=[*overrides, *callback],
+            overrides=["hydra.job.chdir=false", *overrides, *callback],
             temp_dir=self.directory / "sweep",
         )
         try:

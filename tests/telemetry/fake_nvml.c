@@ -14,7 +14,7 @@
 
 enum {
     SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9,
-    TIMEOUT = 10, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15
+    TIMEOUT = 10, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18
 };
 
 typedef struct {
@@ -32,6 +32,16 @@ int fake_nvml_samples = 0; /* compute process lists asked for since the last ini
 static int energy_readings = 0;
 static int gpu;
 
+typedef struct {
+    char busIdLegacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} Pci;
+
+typedef struct {
+    unsigned long long total, free, used;
+} Memory;
+
 static int mode(const char *name) {
     const char *chosen = getenv("FAKE_NVML_MODE");
     return chosen != NULL && strcmp(chosen, name) == 0;
@@ -41,6 +51,7 @@ int nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
     if (mode("driver_not_loaded")) return DRIVER_NOT_LOADED;
     if (mode("no_permission")) return NO_PERMISSION;
+    if (mode("version_mismatch")) return LIB_RM_VERSION_MISMATCH;
     fake_nvml_open++;
     fake_nvml_samples = energy_readings = 0;
     return SUCCESS;
@@ -59,6 +70,47 @@ const char *nvmlErrorString(int result) {
 int nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     strncpy(version, "999.99-fake", length);
     return SUCCESS;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *version) {
+    *version = 12060;
+    return mode("bare") ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned int *count) {
+    *count = mode("no_gpus") ? 0 : 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
+    (void)index;
+    *device = &gpu;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned int length) {
+    (void)device;
+    strncpy(name, "Fake GPU", length);
+    return mode("bare") ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
+    (void)device;
+    *memory = (Memory){24 * 1024 * MIB, 23 * 1024 * MIB, 1024 * MIB};
+    return mode("bare") ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    (void)device;
+    *major = 8;
+    *minor = 9;
+    return mode("bare") ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *device, Pci *pci) {
+    (void)device;
+    strcpy(pci->busId, "00000000:65:00.0");
+    return mode("bare") ? NOT_SUPPORTED : SUCCESS;
 }
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **device) {
@@ -122,7 +174,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millij
 
 int nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {
     (void)device;
-    if (mode("without_mig")) return NOT_SUPPORTED;
+    if (mode("without_mig") || mode("bare")) return NOT_SUPPORTED;
     *current = *pending = mode("mig") ? 1 : 0;
     return SUCCESS;
 }
