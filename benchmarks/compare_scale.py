@@ -3,9 +3,9 @@
     python benchmarks/compare_scale.py --runs 1000 --metrics 20 --points 100
 
 The store is made by MLflow, in a temporary directory, and filled through sqlite3. It is read in a fresh process, as
-`mp-hydra compare` does: `find` by the id of the parent run, then `read_records` with some of the series. Importing MLflow is
-timed by itself, because every command that opens a store pays for it. Once without artifacts, once with those that every
-run leaves.
+`mp-hydra compare` does: `find` by the id of the parent run, `read_records` with some of the series, verdicts, page. Importing
+MLflow is timed by itself, because every command that opens a store pays for it. Once without artifacts, once with those that
+every run leaves.
 """
 
 from __future__ import annotations
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 PARENT = uuid.UUID(int=0).hex
 SERIES = ("train/loss", "val/loss", "loss_scale/value")
+JUDGED = (
+    "memory/training_mib",
+    "memory/peak_mib",
+    "memory/state_mib",
+    "time/step_ms",
+    "time/samples_per_second",
+    "test/accuracy",
+)
+SEEDS = 10
 PRECISIONS = ("fp32", "mixed_float16", "mixed_bfloat16")
 TEST_SAMPLES = 10_000
 STEADY_STEPS = 2_000
@@ -40,8 +49,8 @@ def run_ids(count: int) -> list[str]:
 
 
 def metric_names(count: int) -> list[str]:
-    """The metrics of every run, those first that the comparison draws."""
-    return [*SERIES, *(f"other/metric_{number:02}" for number in range(count - len(SERIES)))][:count]
+    """The metrics of every run, those first that the comparison draws, then those that it judges."""
+    return [*SERIES, *JUDGED, *(f"other/metric_{number:02}" for number in range(count))][:count]
 
 
 def fill(database: Path, *, runs: int, metrics: int, points: int, params: int, tags: int) -> None:
@@ -52,7 +61,7 @@ def fill(database: Path, *, runs: int, metrics: int, points: int, params: int, t
     with contextlib.closing(sqlite3.connect(database)) as store:
         store.execute("PRAGMA synchronous = OFF")
         insert(store, "runs", (_run(run, number, artifacts) for number, run in enumerate([PARENT, *ids])))
-        insert(store, "params", ((f"p.key_{n:02}", f"{n}", run) for run in ids for n in range(params)))
+        insert(store, "params", (param for number, run in enumerate(ids) for param in _params(run, number, params)))
         insert(store, "tags", [("mp_hydra.kind", "sweep", PARENT)])
         insert(store, "tags", (tag for number, run in enumerate(ids) for tag in _tags(run, number, tags)))
         insert(store, "metrics", _points(ids, names, points))
@@ -100,6 +109,17 @@ def _tags(run: str, number: int, count: int) -> Iterator[tuple[str, str, str]]:
     return ((key, value, run) for key, value in own.items())
 
 
+def _params(run: str, number: int, count: int) -> Iterator[tuple[str, str, str]]:
+    block = number // len(PRECISIONS)
+    own = {
+        "precision.name": PRECISIONS[number % len(PRECISIONS)],
+        "seed": f"{block % SEEDS}",
+        "optimizer.learning_rate": f"{(1 + block // SEEDS) / 1000}",
+    }
+    own |= {f"p.key_{n:02}": f"{n}" for n in range(count - len(own))}
+    return ((key, value, run) for key, value in own.items())
+
+
 def _points(ids: Sequence[str], names: Sequence[str], points: int) -> Iterator[tuple[Any, ...]]:
     for number, run in enumerate(ids):
         for step in range(1, points + 1):  # as training logs: all metrics of a step together
@@ -126,7 +146,18 @@ def read(uri: str, names: Sequence[str]) -> None:
     print(f"  import mlflow and open  {opened - start:6.2f} s   peak RSS {before:.0f} -> {peak_open:.0f} MiB")
     print(f"  find                    {found - opened:6.2f} s")
     print(f"  read_records            {done - found:6.2f} s")
-    print(f"  find + read_records     {done - opened:6.2f} s   peak RSS {_peak_mib():.0f} MiB")
+    from mp_hydra.compare.judge import judge
+    from mp_hydra.compare.pairing import pair
+    from mp_hydra.compare.report import markdown, page
+
+    comparison = judge(pair(records), records)
+    judged = time.perf_counter()
+    size = len(page.render(comparison)) + len(markdown.render(comparison))
+    rendered = time.perf_counter()
+    pairs = sum(len(row.compared) for _, row in comparison.rows())
+    print(f"  pair and judge          {judged - done:6.2f} s   {len(comparison.groups)} groups, {pairs} pairs")
+    print(f"  page and Markdown       {rendered - judged:6.2f} s   {size / 2**10:.0f} KiB")
+    print(f"  all after opening       {rendered - opened:6.2f} s   peak RSS {_peak_mib():.0f} MiB")
 
 
 def _peak_mib() -> float:
