@@ -47,7 +47,7 @@ def audit(overrides: tuple[str, ...], *, form: str, strict: bool, gradients: boo
 
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # a user's modules lie where the command is typed
-    config = composed(overrides)
+    config = composed([*overrides, "callbacks=none"])  # theirs may want a run's output directory
     single = composed([*overrides, *gradient_report.IN_FLOAT32]) if gradients else None
     found = configured.audit(config)
     if form == "text":

@@ -129,7 +129,15 @@ def test_census_gives_every_layer_its_dtype_parameters_and_whether_dtype_was_giv
     assert body.path.endswith("body")
     assert (body.policy, body.compute_dtype, body.parameters, body.dtype_given) == (policy, COMPUTE[policy], 40, False)
     assert (head.policy, head.compute_dtype, head.parameters, head.dtype_given) == ("float32", "float32", 27, True)
-    assert set(body.asdict()) == {"path", "class_name", "policy", "compute_dtype", "parameters", "dtype_given"}
+    assert set(body.asdict()) == {
+        "path",
+        "class_name",
+        "policy",
+        "compute_dtype",
+        "parameters",
+        "dtype_given",
+        "overridden",
+    }
 
 
 def test_loss_scaling_is_needed_exactly_where_some_layer_computes_in_float16() -> None:

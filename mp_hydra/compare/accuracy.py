@@ -230,7 +230,8 @@ def _advice(
     elif more_samples is not None:
         prospect = expected(crossed.seeds, crossed.samples + more_samples)
     if prospect in (Verdict.worse, Verdict.better):
-        remarks.append(f"The estimate lies outside the margin: if it holds, more data would show {prospect.value}, not equivalent.")
+        shown = f"if it holds, more data would show {prospect.value}, not equivalent."
+        remarks.append(f"The estimate lies outside the margin: {shown}")
     return more_seeds, more_samples, prospect, remarks
 
 

@@ -168,7 +168,7 @@ def open_client(uri: str) -> Any:
         os.environ.setdefault(name, value)
     if "mlflow" not in sys.modules:
         with heavy_imports():
-            import mlflow.store.tracking.sqlalchemy_store
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - what opens a database
     from mlflow import MlflowClient
 
     database = sqlite_path(uri)

@@ -1,0 +1,1 @@
+"""Sweeps on other machines, and searches: what the launchers `ray` and `slurm` and the sweeper `optuna` do."""
