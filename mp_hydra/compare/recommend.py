@@ -235,5 +235,9 @@ def _next_step(case: Case) -> str:
             "" if case.detectable is None else f"; the smallest difference it can show is {case.detectable:.2g} points"
         )
         return f"undecided, and more seeds or samples alone would not change that at a margin of {case.margin:g} points{shown}"
-    likely = f", which would show it to be {case.prospect} if the estimate holds" if case.prospect in ("worse", "better") else ""
+    likely = (
+        f", which would show it to be {case.prospect} if the estimate holds"
+        if case.prospect in ("worse", "better")
+        else ""
+    )
     return f"undecided: {' or '.join(steps)}{likely}"

@@ -397,7 +397,10 @@ def test_the_advice_follows_from_gains_losses_and_accuracy(changes: dict[str, An
         ({"next_seeds": 3, "next_samples": 2000}, "undecided: run 3 more seeds or test on 2,000 more samples"),
         ({"next_seeds": 1}, "undecided: run 1 more seed"),
         ({"tested": 1, "next_samples": 500}, "undecided: run 2 more seeds or test on 500 more samples"),
-        ({"next_seeds": 3, "prospect": "worse"}, "run 3 more seeds, which would show it to be worse if the estimate holds"),
+        (
+            {"next_seeds": 3, "prospect": "worse"},
+            "run 3 more seeds, which would show it to be worse if the estimate holds",
+        ),
         ({"next_seeds": 3, "prospect": "equivalent"}, "run 3 more seeds"),
         (
             {"detectable": 0.83},
