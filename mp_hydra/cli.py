@@ -26,28 +26,44 @@ def cli() -> None:
 @click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "markdown", "json"]))
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too, not on errors alone.")
 @click.option("--gradients", is_flag=True, help="Where each layer's gradients lie in float16's range, too.")
+@click.option("--bisect", is_flag=True, help="Instead: find the layers that have to be float32 for the model to work.")
 @click.option(
-    "--batches", default=3, show_default=True, type=click.IntRange(min=1), help="Training batches for --gradients."
+    "--batches", default=3, show_default=True, type=click.IntRange(min=1), help="For --gradients and --bisect."
 )
 @click.option(
     "--output", default="audit", show_default=True, type=click.Path(path_type=Path), help="Directory to write to."
 )
 @click.argument("overrides", nargs=-1)
-def audit(overrides: tuple[str, ...], *, form: str, strict: bool, gradients: bool, batches: int, output: Path) -> None:
+def audit(
+    overrides: tuple[str, ...],
+    *,
+    form: str,
+    strict: bool,
+    gradients: bool,
+    bisect: bool,
+    batches: int,
+    output: Path,
+) -> None:
     """Look at the configured model without training it: what each layer computes in, and what is wrong with it.
 
     OVERRIDES are those of mp-hydra-train, such as model=vit dataset=cifar10. Exits with 1 if there is an error among the
     findings. With --gradients, gradients are taken in float32, whatever the precision, and then placed in float16's range.
+    With --bisect, some steps are taken with ever fewer layers in float32, until none of them can be spared; exits with 1 if
+    the model fails without them.
     """
     from rich.console import Console
 
-    from mp_hydra import gradient_report
+    from mp_hydra import culprit, gradient_report
     from mp_hydra.app import composed
     from mp_hydra.audit import configured
 
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # a user's modules lie where the command is typed
     config = composed([*overrides, "callbacks=none"])  # theirs may want a run's output directory
+    if bisect:
+        result = culprit.bisect(config, batches)
+        click.echo("\n".join(result.lines()))
+        sys.exit(0 if result.trouble is None else 1)
     single = composed([*overrides, *gradient_report.IN_FLOAT32]) if gradients else None
     found = configured.audit(config)
     if form == "text":

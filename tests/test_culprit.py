@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from mp_hydra.app import composed
+from mp_hydra.cli import cli
 from mp_hydra.culprit import Bisection, bisect
 from mp_hydra.errors import UserError
 
@@ -61,6 +63,17 @@ def test_a_model_that_fails_in_float32_too_is_not_the_precisions_doing() -> None
 def test_a_policy_without_16_bits_is_one_line() -> None:
     with pytest.raises(UserError, match="precision=fp32 computes nothing in 16 bits"):
         bisect(composed([*words("sound"), "precision=fp32"]), 2)
+
+
+def test_the_command_prints_the_block_and_exits_with_1_if_something_fails() -> None:
+    done = CliRunner().invoke(cli, ["audit", "--bisect", "--batches", "1", *words("masked")])
+    assert done.exit_code == 1
+    assert yaml.safe_load("\n".join(done.output.splitlines()[-3:])) == {
+        "precision": {"overrides": {"sequential/block/mask": "float32"}}
+    }
+    done = CliRunner().invoke(cli, ["audit", "--bisect", "--batches", "1", *words("sound")])
+    assert done.exit_code == 0
+    assert "nothing goes wrong" in done.output
 
 
 def test_paths_with_signs_of_regular_expressions_are_escaped() -> None:
