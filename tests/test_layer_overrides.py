@@ -264,7 +264,7 @@ def prepared(*words: str) -> Any:
             {"float16", "float32"},
         ),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),  # the same in every process
 )
 def test_the_scaler_follows_what_the_layers_compute_in_after_the_overrides(
     words: tuple[str, ...], mode: str, computed: set[str]
