@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,7 +19,7 @@ from mp_hydra.telemetry.memory import AllocatorMemory
 from mp_hydra.tracking import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from mp_hydra.evaluation import Evaluation
@@ -56,7 +57,11 @@ def train(
         cwd=working_dir,
     )
     policy = config["precision"]
-    with closing(run) as ending, scoped_policy(policy["policy"], tf32=policy["tf32"]) as scope:
+    with (
+        closing(run) as ending,
+        _logs_kept(run, output_dir),
+        scoped_policy(policy["policy"], tf32=policy["tf32"]) as scope,
+    ):
         import keras
 
         from mp_hydra.audit.configured import audit_prepared
@@ -131,9 +136,20 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 
 
+@contextmanager
+def _logs_kept(run: tracking.Run, directory: Path) -> Iterator[None]:
+    """Send the logs in `directory` when the block ends, however it does: they grow until then."""
+    try:
+        yield
+    finally:
+        for item in sorted(directory.glob("*.log")):
+            run.log_artifacts(item)
+
+
 def _upload(run: tracking.Run, directory: Path, *, already: frozenset[Path] = frozenset()) -> frozenset[Path]:
-    """Send what lies in `directory`, without what was sent before and what waits there for the store; return the former."""
-    items = {item for item in directory.iterdir() if not item.name.startswith("mlflow-spool-")} - already
+    """Send what lies in `directory`, without what was sent before, logs and what waits there for the store; return the former."""
+    files = (item for item in directory.iterdir() if item.suffix != ".log")
+    items = {item for item in files if not item.name.startswith("mlflow-spool-")} - already
     for item in sorted(items):
         run.log_artifacts(item)
     return frozenset(items)

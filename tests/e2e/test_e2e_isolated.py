@@ -240,6 +240,7 @@ def test_four_jobs_at_a_time_into_a_store_that_did_not_exist_lose_no_metric(lab:
     client = tracking.open_client(f"sqlite:///{lab.directory}/home/mlflow.db")
     batches = 6  # 1294 training images in batches of 256
     for run in children:
+        assert "epoch 2/2" in (run.artifacts / "output.log").read_text(encoding="utf-8")
         assert run.metrics.keys() == children[0].metrics.keys()
         lengths = {
             key: len(client.get_metric_history(run.run.info.run_id, key)) for key in ("train/loss", "loss_scale/value")
