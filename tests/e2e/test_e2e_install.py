@@ -50,7 +50,8 @@ def test_the_wheel_holds_every_config_file_module_and_plugin_and_nothing_else(wh
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "mp_hydra").rglob("*.py")}
     plugins = {str(path.relative_to(ROOT)) for path in (ROOT / "hydra_plugins").rglob("*.py")}
     packaged = {name for name in _names(wheel) if ".dist-info/" not in name}
-    assert packaged == configs | modules | plugins | {"mp_hydra/py.typed"}
+    others = {"mp_hydra/py.typed", "mp_hydra/compare/report/page.html.j2"}
+    assert packaged == configs | modules | plugins | others
     assert "mp_hydra/conf/config.yaml" in packaged
 
 

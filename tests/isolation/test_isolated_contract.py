@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hydra import version as hydra_version
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
@@ -12,6 +13,12 @@ from hydra_plugins.mp_hydra_isolated_launcher import IsolatedLauncher
 pytestmark = pytest.mark.process
 
 BARE = "hydra.launcher.preload=[]"
+
+
+@pytest.fixture(autouse=True)
+def as_hydra_starts(hydra_restore_singletons: None) -> None:
+    """The suites expect Hydra without a version base; an app that ran before in this process has set one."""
+    hydra_version.setbase("1.1")
 
 
 def test_hydra_discovers_the_launcher() -> None:

@@ -63,6 +63,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield state
         listening.shutdown()
         thread.join()
+    import mlflow
+
+    mlflow.set_tracking_uri(None)  # MLflow's server sets it, and with it the environment of every later test
 
 
 @pytest.fixture
