@@ -55,5 +55,8 @@ def _compare(session: Session, directory: Path, settings: Mapping[str, Any]) -> 
     )
     terminal.show(comparison, Console(stderr=True))
     page = story.save(comparison, directory)[0]
-    story.publish(comparison, selection)
+    try:
+        story.publish(comparison, selection)
+    except UserError as error:
+        log.warning("the comparison is in %s, but not in the store: %s", page, error)
     return page
