@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_hydra.errors import ModelError
+from mp_hydra.seeds import seeds_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,20 +136,13 @@ def _step(model: Any, optimizer: ScaledOptimizer, batch: Any, scale: float) -> _
 @contextmanager
 def _restored(model: Any, optimizer: ScaledOptimizer) -> Iterator[None]:
     """Put back every variable of model, metrics and optimizer, and the seeds, as they were."""
-    from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)  # Keras makes it where it is first needed
-    variables = [*model.variables, *model.metrics_variables, *optimizer.variables]
-    if generator is not None:
-        variables.append(generator.state)
-    values = [(variable, np.array(variable.value.numpy())) for variable in variables]
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's step may use it
-    try:
-        yield
-    finally:
-        for variable, value in values:
-            variable.assign(value)
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+    with seeds_kept() as generator:
+        variables = [*model.variables, *model.metrics_variables, *optimizer.variables]
+        if generator is not None:
+            variables.append(generator.state)
+        values = [(variable, np.array(variable.value.numpy())) for variable in variables]
+        try:
+            yield
+        finally:
+            for variable, value in values:
+                variable.assign(value)

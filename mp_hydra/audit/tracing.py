@@ -7,7 +7,6 @@ theirs. A tensor counts as kept if an operation of the backward pass reads it; v
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_hydra.layer_calls import dtypes_of, intercepted
+from mp_hydra.seeds import seeds_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -450,15 +450,8 @@ def _einsum_flops(op: Any) -> int:
 @contextmanager
 def _side_effects_undone(model: Any) -> Iterator[None]:
     """Put back what tracing may change outside the graph: seeds, and losses that layers add."""
-    from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's model may use it
-    try:
-        yield
-    finally:
-        model._clear_losses()  # noqa: SLF001 - they would be symbols of our graph
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+    with seeds_kept():
+        try:
+            yield
+        finally:
+            model._clear_losses()  # noqa: SLF001 - they would be symbols of our graph
