@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -514,6 +514,7 @@ def test_lines_of_precisions_differ_by_dash_as_well_as_by_colour() -> None:
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(3, 8))
+@example(1.0, 948684.0, 3)
 def test_ticks_are_even_and_lie_on_the_axis(low: float, length: float, count: int) -> None:
     found = svg.ticks(low, low + length, count)
     assert 2 <= len(found) <= 2 * count + 1

@@ -34,11 +34,15 @@ def allocator() -> AllocatorMemory:
 def test_current_and_peak_rise_by_a_tensor_and_the_peak_stays_when_it_is_freed(allocator):
     import tensorflow as tf
 
-    allocator.reset()
-    before = allocator.current_bytes()
-    with tf.device("CPU:0"):
-        tensor = tf.fill([2, MIB], 1.0)  # 8 MiB of float32
-    held = allocator.current_bytes()
+    for _ in range(5):  # pipelines of earlier tests may still allocate meanwhile
+        tensor = None
+        allocator.reset()
+        before = allocator.current_bytes()
+        with tf.device("CPU:0"):
+            tensor = tf.fill([2, MIB], 1.0)  # 8 MiB of float32
+        held = allocator.current_bytes()
+        if held - before < 9 * MIB:
+            break
     assert 8 * MIB <= held - before < 9 * MIB
     assert allocator.peak_bytes() >= held
     del tensor

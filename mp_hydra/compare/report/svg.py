@@ -79,7 +79,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from low to high, about so many, in steps of 1, 2 or 5 times a power of ten.
+    """Round numbers from low to high, two or more and about so many, in steps of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0, 262), ticks(-0.14, 0.12, 4)
     ([0.0, 50.0, 100.0, 150.0, 200.0, 250.0], [-0.1, -0.05, 0.0, 0.05, 0.1])
@@ -88,6 +88,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = min((factor * power for factor in (1, 2, 5, 10)), key=lambda size: abs(math.log(size / rough)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if last <= first:
+        return ticks(low, high, count + 1)
     return [round(number * step, 12) + 0.0 for number in range(first, last + 1)]
 
 
