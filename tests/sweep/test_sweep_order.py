@@ -81,4 +81,5 @@ def test_every_job_runs_once_and_each_precision_stands_in_each_place_equally_oft
     assert all(len(set(block)) == precisions for block in blocks)
     if seeds % precisions == 0:
         places = Counter((name, place) for block in blocks for place, name in enumerate(block))
+        assert len(places) == precisions**2  # each in every place
         assert len(set(places.values())) == 1
