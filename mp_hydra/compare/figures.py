@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mp_hydra.compare.identity import batch_size_of, memory_of
 from mp_hydra.compare.model import Compared, Figure
 from mp_hydra.compare.ratios import RatioEstimate, memory_saving, paired_ratio, within_run_ratio
 from mp_hydra.errors import DataError
@@ -148,6 +149,40 @@ def _ratio_figure(estimate: RatioEstimate, ratios: np.ndarray, source: str) -> F
     )
 
 
+def batch_sizes(arms: Arms) -> Compared:
+    """Samples of a step of both arms, and their ratio: exactly 1 where they are equal."""
+    both = [pair for pair in arms.pairs if None not in map(batch_size_of, pair)]
+    first, second = ([pair[arm] for pair in both] for arm in (0, 1)) if both else (arms.baseline, arms.mixed)
+    baseline, mixed = _batch_size(first), _batch_size(second)
+    if not both:
+        reason = arms.problem or "no pair of runs recorded its batch sizes"
+        return Compared(baseline, mixed, Figure(None, "x", missing=reason))
+    ratios = np.array([(batch_size_of(other) or 0) / (batch_size_of(base) or 1) for base, other in both])
+    value = float(np.exp(np.log(ratios).mean()))
+    return Compared(baseline, mixed, Figure(value, "x", range=value_range(ratios), runs=len(both), source="config"))
+
+
+def _batch_size(records: Sequence[RunRecord]) -> Figure:
+    sizes = np.array([size for record in records if (size := batch_size_of(record)) is not None], dtype="float64")
+    if not sizes.size:
+        return Figure(None, "samples", missing="no run recorded its batch size" if records else "no run has finished")
+    return Figure(
+        value=float(np.median(sizes)),
+        unit="samples",
+        range=value_range(sizes),
+        runs=sizes.size,
+        source="config",
+        method=mean_of("median", sizes.size),
+    )
+
+
+def without_step_time(step_time: Compared, sizes: Compared) -> Compared:
+    """The step times of both arms and no ratio, since their batches are not the same work."""
+    both = f"{sizes.baseline.value:,.0f} and {sizes.mixed.value:,.0f}"
+    reason = f"a step is not the same work: {both} samples; speed is the ratio of samples per second"
+    return replace(step_time, ratio=Figure(None, "x", missing=reason))
+
+
 def compare_step_time(arms: Arms, level: float) -> Compared:
     """As `compare_quantity`; with one pair, the interval comes from the steps of its runs."""
     compared = compare_quantity(STEP_TIME, arms, level)
@@ -201,7 +236,9 @@ def attained_saving(
         for arm in (arms.baseline, arms.mixed)
     ]
     if not reason and row.precision not in SIXTEEN_BITS and not policies[1] & set(SIXTEEN_BITS):
-        reason = f"{row.precision} keeps float32, which saves no memory"
+        modes = [{memory_of(record) for record in arm} for arm in (arms.baseline, arms.mixed)]
+        saves = "which saves no memory" if modes[0] == modes[1] else "so that what it saves comes from its memory mode"
+        reason = f"{row.precision} keeps float32, {saves}"
     if not reason and policies[0] & set(SIXTEEN_BITS):
         reason = "the baseline computes in 16 bits, too"
     at_rest = held.baseline.value if held.baseline.value is not None else state.baseline.value

@@ -5,7 +5,8 @@
 
 A condition must hold for every row of every group, or for the rows of the precision before the colon. Ratios are judged by
 their point value, not by the ends of their intervals. What was not measured does not hold; a run that did not end well or that
-could not be compared fails, whatever the others show; and so does a group in which nothing was compared.
+could not be compared fails, whatever the others show; and so does a group in which nothing was compared. Memory is not asked of
+rows whose batch sizes differ (`batch_size=max`), where its ratio says nothing; there have to be others.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ FIGURES: dict[str, Callable[[Row], Figure]] = {
     "energy": lambda row: row.energy.ratio,
     "skipped": lambda row: row.skipped,
 }
+_AT_EQUAL_BATCH = ("memory", "peak")
 _KEYS = ("accuracy", *FIGURES)
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -100,6 +102,10 @@ def failures(comparison: Comparison, conditions: Sequence[Condition]) -> list[st
     there = list(dict.fromkeys(row.precision for _, row in comparison.rows()))
     wanted = dict.fromkeys(condition.precision for condition in conditions if condition.precision)
     lines = [f"{name}: no such row; there is {', '.join(there) or 'none'}" for name in wanted if name not in there]
+    for condition in conditions:
+        rows = [row for _, row in comparison.rows() if condition.precision in (None, row.precision)]
+        if condition.key in _AT_EQUAL_BATCH and rows and all(row.batches_differ for row in rows):
+            lines.append(f"{condition} cannot be judged: each run was at its own batch size")
     for group in comparison.groups:
         found = list(_group_failures(group, conditions))
         lines += found if len(comparison.groups) == 1 else [f"{group.label}, {line}" for line in found]
@@ -132,7 +138,7 @@ def _bad_endings(row: Row) -> Iterator[str]:
 
 def _broken(row: Row, conditions: Sequence[Condition]) -> Iterator[str]:
     for condition in conditions:
-        failure = condition.failure(row)
+        failure = None if row.batches_differ and condition.key in _AT_EQUAL_BATCH else condition.failure(row)
         if failure:
             yield failure
 

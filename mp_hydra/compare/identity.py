@@ -21,7 +21,8 @@ IRRELEVANT = {
     "seed": "seeds are replicates: runs are paired by it",
 }
 # What a precision consists of; different by nature from run to run, and what tells rows from each other.
-RECIPE = ("precision.", "loss_scale.")
+RECIPE = ("precision.", "loss_scale.", "memory.mode", "memory.recompute")
+REQUESTED_BATCH = "mp_hydra.batch_size_requested"  # "max" where the batch size was found, and not given
 # Numbers of the recipe that decide nothing about a run that comes to its end.
 _LIMITS = ("loss_scale.max_skipped_in_a_row", "loss_scale.force")
 _ABSENT = "not set"
@@ -34,9 +35,11 @@ def precision_of(record: RunRecord) -> str:
     return resolved if resolved and asked in ("", "auto") else asked
 
 
-def config_of(params: Mapping[str, str]) -> dict[str, str]:
-    """The parameters that decide which group a run belongs to.
+def config_of(params: Mapping[str, str], tags: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The parameters that decide which group a run belongs to; the batch size is the one that was asked for.
 
+    >>> config_of({"batch_size": "72", "epochs": "3"}, {"mp_hydra.batch_size_requested": "max"})
+    {'batch_size': 'max', 'epochs': '3'}
     >>> config_of({"batch_size": "64", "seed": "1", "precision.name": "fp32", "tracking.kind": "local", "resume": "a.keras"})
     {'batch_size': '64', 'resume': 'a checkpoint'}
     """
@@ -46,21 +49,51 @@ def config_of(params: Mapping[str, str]) -> dict[str, str]:
             continue
         if key.startswith("callbacks.") and _is_absolute(value):
             continue  # the run's own output directory
+        if key == "memory.limit" and value == "null":
+            continue  # as in runs that were recorded before there was a limit
         # Each is resumed from a checkpoint of its own; that it was resumed matters, since it trained for fewer steps.
         config[key] = "a checkpoint" if key == "resume" and value != "null" else value
-    return config
+    requested = (tags or {}).get(REQUESTED_BATCH)
+    return {**config, "batch_size": requested} if requested else config
+
+
+def batch_size_of(record: RunRecord) -> int | None:
+    """The samples of a step; None if that is not known, as of a run that died while it looked for the largest batch."""
+    value = record.params.get("batch_size", "")
+    return int(value) if value.isdecimal() else None
+
+
+def memory_of(record: RunRecord) -> str:
+    """What the run kept for its backward pass: stock, lean, recompute; empty if "auto" was asked and it came to nothing."""
+    asked = record.params.get("memory.mode", "stock")
+    return record.tags.get("mp_hydra.memory_resolved") or ("" if asked == "auto" else asked)
+
+
+def titled(settings: Mapping[str, str]) -> str:
+    """Settings as they are typed, such as "model=cnn dataset=digits memory=lean"; "all runs" where there are none."""
+    return " ".join(f"{shortened(key)}={value}" for key, value in settings.items()) or "all runs"
+
+
+def shortened(key: str) -> str:
+    """The name under which an option of a group is chosen: "model" for "model.name"."""
+    section, _, last = key.rpartition(".")
+    return section if last == "name" or key == "memory.mode" else key
 
 
 def recipe_of(params: Mapping[str, str]) -> dict[str, str]:
     """What tells the run from others of the same precision: the settings that have an effect.
 
     >>> recipe_of({"precision.name": "fp32", "precision.policy": "float32", "loss_scale.mode": "auto", "loss_scale.initial": "1"})
-    {'loss_scale.mode': 'none'}
+    {'memory.mode': 'stock', 'loss_scale.mode': 'none'}
     """
     own = ("precision.name", "precision.policy", "precision.tf32", "precision.by", "precision.resolved")
     recipe = {
         key: value for key, value in params.items() if key.startswith(RECIPE) and key not in own and key not in _LIMITS
     }
+    memory = recipe.pop("memory.mode", "stock")  # runs recorded before there was a choice
+    if memory != "recompute":
+        recipe = {key: value for key, value in recipe.items() if not key.startswith("memory.")}
+    recipe = {"memory.mode": memory, **recipe}
     mode = recipe.get("loss_scale.mode")
     policy = params.get("precision.policy") or params.get("precision.name")
     if mode == "auto" and policy == "mixed_float16":
@@ -104,6 +137,15 @@ def circumstances_of(record: RunRecord) -> dict[str, str]:
         for name, value in switches.items()
         if value is not None
     }
+
+
+def conflicts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Known circumstances that differ. A digest is shown by its beginning."""
+    keys = [key for key in mine if key in theirs and mine[key] != theirs[key]]
+    shown = [
+        (key, *(value[:8] if key == "data digest" else value for value in (mine[key], theirs[key]))) for key in keys
+    ]
+    return [f"{key} {ours}, not {other}" for key, ours, other in shown]
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

@@ -10,20 +10,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mp_hydra.compare import figures
-from mp_hydra.compare.model import Comparison, Group, Row
+from mp_hydra.compare.best_batches import best_batches
+from mp_hydra.compare.identity import batch_size_of
+from mp_hydra.compare.model import Comparison, Figure, Group, Row
 from mp_hydra.compare.recommend import Case, Measured, best, recommend
 from mp_hydra.compare.tested import judge_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from mp_hydra.compare.model import Compared, Figure, Pair, PairedGroup, PairedRow, Pairing
+    from mp_hydra.compare.model import Compared, Pair, PairedGroup, PairedRow, Pairing
     from mp_hydra.compare.records import RunRecord
 
 MARGIN = 0.1
 ACCURACY_LEVEL = 0.90
 RATIO_LEVEL = 0.95
 BREAKDOWNS = ("diverged", "out_of_memory", "no_updates")
+_BATCHES_DIFFER = (
+    "the batch sizes differ: speed is the ratio of samples per second, and step times are not compared",
+    "memory is that of each at its own batch size: a ratio of it is no saving",
+    "accuracy is compared although the batch size differs, which by itself changes what is learned",
+)
 
 
 def judge(
@@ -56,15 +63,17 @@ def judge(
     for record in by_id.values():
         for line in record.missing:
             unread.setdefault(line, []).append(record.name)
+    groups = tuple(_group(group, by_id, levels) for group in pairing.groups)
     return Comparison(
         title=title,
         baseline=pairing.baseline,
         margin=margin,
         accuracy_level=accuracy_level,
         ratio_level=ratio_level,
-        groups=tuple(_group(group, by_id, levels) for group in pairing.groups),
+        groups=groups,
         excluded=pairing.excluded,
         remarks=(*remarks, *(f"{line} ({figures.joined(names)})" for line, names in unread.items())),
+        throughputs=best_batches(groups, by_id),
         records=by_id,
     )
 
@@ -93,7 +102,7 @@ def _group(group: PairedGroup, records: Mapping[str, RunRecord], levels: _Levels
 
 
 def _merit(row: Row) -> float:
-    memory = row.training_memory.ratio.value
+    memory = None if row.batches_differ else row.training_memory.ratio.value
     return (row.speed.value or 1.0) / (memory or 1.0)
 
 
@@ -105,19 +114,29 @@ def _row(group: PairedGroup, row: PairedRow, records: Mapping[str, RunRecord], l
     skipped, steps = figures.skipped_steps(arms.mixed)
     training, state = compared[figures.TRAINING_MEMORY], compared[figures.STATE_MEMORY]
     attained, attainable = figures.attained_saving(row, arms, training, compared[figures.HELD_MEMORY], state)
+    sizes = figures.batch_sizes(arms)
+    remarks += _row_remarks(arms, [*compared.values(), step_time])
+    speed = figures.inverse(step_time.ratio)
+    if sizes.ratio.value not in (None, 1.0):
+        step_time = figures.without_step_time(step_time, sizes)
+        speed = compared[figures.THROUGHPUT].ratio
+        reason = "each ran at its own batch size, so that this is no saving"
+        attained, attainable = Figure(None, "share", missing=reason), Figure(None, "x", missing=reason)
+        remarks += _BATCHES_DIFFER
     judged = Row(
         precision=row.precision,
         label=row.label,
         settings=row.settings,
         pairs=row.pairs,
         excluded=row.excluded,
+        batch_size=sizes,
         training_memory=training,
         peak_memory=compared[figures.PEAK_MEMORY],
         state_memory=state,
         attained=attained,
         attainable_peak=attainable,
         step_time=step_time,
-        speed=figures.inverse(step_time.ratio),
+        speed=speed,
         throughput=compared[figures.THROUGHPUT],
         first_step=compared[figures.FIRST_STEP],
         energy=compared[figures.ENERGY],
@@ -125,7 +144,7 @@ def _row(group: PairedGroup, row: PairedRow, records: Mapping[str, RunRecord], l
         steps=steps,
         accuracy=accuracy,
         recommendation=recommend(Case(row.label, group.baseline, len(row.pairs), 0)),
-        remarks=(*_row_remarks(arms, [*compared.values(), step_time]), *remarks),
+        remarks=tuple(remarks),
     )
     return replace(judged, recommendation=recommend(_case(group, judged, levels.margin)))
 
@@ -134,6 +153,8 @@ def _row_remarks(arms: figures.Arms, compared: Sequence[Compared]) -> list[str]:
     remarks = []
     for seed, pair in zip(arms.seeds, arms.pairs, strict=True):
         steps = [_steps(record) for record in pair]
+        if batch_size_of(pair[0]) != batch_size_of(pair[1]):
+            continue
         if None not in steps and steps[0] != steps[1]:
             remarks.append(f"{figures.seeded(seed)}: {steps[1]:,} training steps, {steps[0]:,} of the baseline")
     short = [one for one in compared if one.ratio and one.ratio.runs < len(arms.pairs)]
@@ -153,8 +174,13 @@ def _case(group: PairedGroup, row: Row, margin: float) -> Case:
     baselines_out = [
         pair for pair in row.pairs if pair.baseline is not None and pair.baseline.outcome == "out_of_memory"
     ]
+    label, saving = row.label, _measured(row.training_memory.ratio, lambda ratio: 1 / ratio)
+    if row.batches_differ:
+        sizes = row.batch_size
+        label += f" at batch {sizes.mixed.value:,.0f}, {group.baseline} at {sizes.baseline.value:,.0f}"
+        saving = None
     return Case(
-        label=row.label,
+        label=label,
         baseline=group.baseline,
         seeds=len(row.pairs),
         compared=len(row.compared),
@@ -164,7 +190,7 @@ def _case(group: PairedGroup, row: Row, margin: float) -> Case:
         baseline_out_of_memory=bool(row.pairs)
         and len(baselines_out) == len(row.pairs)
         and all(pair.mixed.finished for pair in row.pairs),
-        saving=_measured(row.training_memory.ratio, lambda ratio: 1 / ratio),
+        saving=saving,
         speed=_measured(row.speed, float),
         accuracy=row.accuracy.verdict,
         margin=margin,

@@ -1,9 +1,10 @@
 """What a comparison consists of: pairs of runs, figures with their sources, verdicts. What the renderers draw.
 
     Comparison                   one call of `mp-hydra compare`
-      Group                      runs whose configs differ in precision and seed alone
+      Group                      runs whose configs differ in precision, memory mode and seed alone
         Row                      one precision against the baseline, over all seeds
           Pair                   one seed: the run, and its baseline
+      Throughputs                over groups that differ in batch size alone: each precision at its best one
 
 `mp_hydra.compare.pairing` makes groups of `PairedRow`s, `mp_hydra.compare.judge` turns those into `Row`s.
 """
@@ -94,7 +95,7 @@ class PairedRow:
     Attributes:
         precision: what the layers compute in, resolved: "mixed_bfloat16", "tf32", ...
         label: the precision, with those settings that tell it from other rows of the same precision.
-        settings: these settings: `loss_scale.*` and `precision.*` parameters.
+        settings: these settings: `loss_scale.*`, `precision.*` and `memory.*` parameters.
         pairs: one per seed, in order of seeds.
         excluded: runs of this precision that are in no pair: superseded ones, and others that cannot be compared.
     """
@@ -154,8 +155,8 @@ class Figure:
 
     Attributes:
         value: the number; None if it is missing.
-        unit: "x" for ratios, "share" (0 to 1), "MiB", "ms", "s", "J", "steps", "samples/s", "points" (percent of the
-            test samples) or "" for a loss.
+        unit: "x" for ratios, "share" (0 to 1), "MiB", "ms", "s", "J", "steps", "samples", "samples/s", "points" (percent of
+            the test samples) or "" for a loss.
         interval: the confidence interval; None where there is none.
         level: its level, such as 0.95.
         range: the least and the greatest of several runs or pairs; None for one.
@@ -247,6 +248,8 @@ class Row:
         settings: as in `PairedRow`.
         pairs: as in `PairedRow`; all of them, those that are not compared as well.
         excluded: as in `PairedRow`.
+        batch_size: samples of a step; the two differ where each was run at its largest batch, and then no step times are
+            compared.
         training_memory: memory/training_mib, what a step needs on top of variables, optimizer state and data.
         peak_memory: memory/peak_mib.
         state_memory: memory/state_mib, variables and optimizer state: float32 in every precision, cannot shrink.
@@ -254,7 +257,8 @@ class Row:
             it, negative is more memory than the baseline's.
         attainable_peak: what the peak ratio would be if all of the attainable saving were attained.
         step_time: time/step_ms, the median step in steady state.
-        speed: throughput ratio, baseline step time / mixed step time: above 1 is faster.
+        speed: throughput ratio: above 1 is faster. Baseline step time / mixed step time; where the batch sizes differ, the
+            ratio of `throughput`.
         throughput: time/samples_per_second.
         first_step: time/first_step_seconds.
         energy: energy/joules.
@@ -270,6 +274,7 @@ class Row:
     settings: Mapping[str, str]
     pairs: tuple[Pair, ...]
     excluded: tuple[Excluded, ...]
+    batch_size: Compared
     training_memory: Compared
     peak_memory: Compared
     state_memory: Compared
@@ -291,6 +296,11 @@ class Row:
         """The pairs that the figures come from."""
         return tuple(pair for pair in self.pairs if pair.compared)
 
+    @property
+    def batches_differ(self) -> bool:
+        """Whether a step was not the same work on both sides."""
+        return self.batch_size.ratio.value not in (None, 1.0)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -308,6 +318,57 @@ class Group:
 
 
 @dataclass(frozen=True)
+class BestBatch:
+    """The batch size at which some runs had the most samples per second.
+
+    Attributes:
+        batch_size: samples of a step.
+        throughput: median of time/samples_per_second over the runs at this batch size.
+    """
+
+    batch_size: int
+    throughput: Figure
+
+
+@dataclass(frozen=True)
+class RowThroughput:
+    """One precision over batch sizes.
+
+    Attributes:
+        label: as in `PairedRow`.
+        precision: as in `PairedRow`.
+        rows: its rows: indices of group and row in `Comparison.groups`.
+        equal: for each batch size that the baseline ran at, too, the throughput ratio.
+        best: at its best batch size.
+        ratio: its best throughput / that of the baseline at the baseline's own best batch size.
+    """
+
+    label: str
+    precision: str
+    rows: tuple[tuple[int, int], ...]
+    equal: Mapping[int, Figure]
+    best: BestBatch
+    ratio: Figure
+
+
+@dataclass(frozen=True)
+class Throughputs:
+    """Groups that differ in nothing but batch size.
+
+    Attributes:
+        label: what they have in common, such as "model=cnn dataset=digits".
+        baseline: the name of the baseline's precision.
+        best: the baseline at its best batch size; None if no baseline finished.
+        rows: the other precisions.
+    """
+
+    label: str
+    baseline: str
+    best: BestBatch | None
+    rows: tuple[RowThroughput, ...]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Everything that is shown.
 
@@ -319,6 +380,7 @@ class Comparison:
         ratio_level: of the intervals of ratios.
         groups: in the order in which their first run started.
         excluded: runs that are in no group, and why.
+        throughputs: over several batch sizes, for each model, data set ... that was run at more than one.
         remarks: what a reader should know of the whole, such as runs that could not be read; one line each.
         records: the runs by id, for plots; not part of the JSON form.
     """
@@ -331,6 +393,7 @@ class Comparison:
     groups: tuple[Group, ...]
     excluded: tuple[Excluded, ...] = ()
     remarks: tuple[str, ...] = ()
+    throughputs: tuple[Throughputs, ...] = ()
     records: Mapping[str, RunRecord] = field(default_factory=dict, repr=False, compare=False)
 
     def rows(self) -> Iterator[tuple[Group, Row]]:

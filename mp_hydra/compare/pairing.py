@@ -2,10 +2,13 @@
 
 A run is compared with the baseline that differs from it in precision alone:
 
-- Runs whose configs differ in more than precision, loss scaling and seed are in different groups, each with its own baseline.
+- Runs whose configs differ in more than precision, loss scaling, memory mode and seed are in different groups, each with its own
+  baseline. Runs with batch_size=max are in one group, whatever it came to.
 - Runs of one config that did not run in the same circumstances (data, device, versions, XLA) are not compared.
 - Within a group the runs of one precision are a row, and those of one seed a pair. Of several runs of one precision and seed
   the newest that finished counts.
+- The baseline keeps what stock Keras keeps for the backward pass, if there is such a run of its precision; its other memory modes
+  are rows.
 
 No run is dropped in silence: what is in no pair is listed with its reason.
 """
@@ -17,7 +20,19 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mp_hydra.compare.identity import circumstances_of, config_of, differences, mapping, precision_of, recipe_of
+from mp_hydra.compare.identity import (
+    batch_size_of,
+    circumstances_of,
+    config_of,
+    conflicts,
+    differences,
+    mapping,
+    memory_of,
+    precision_of,
+    recipe_of,
+    shortened,
+    titled,
+)
 from mp_hydra.compare.model import Excluded, Pair, PairedGroup, PairedRow, Pairing, RunResult
 
 if TYPE_CHECKING:
@@ -26,6 +41,7 @@ if TYPE_CHECKING:
     from mp_hydra.compare.records import RunRecord
 
 _ORDER = ("fp32", "tf32", "mixed_float16", "mixed_bfloat16")  # of rows; others come last
+_MEMORY = ("stock", "lean", "recompute")  # which of them a baseline has, the first that there is
 _MOST_DIFFERENCES = 3  # above this a group has no baseline that could be called near
 
 
@@ -87,7 +103,7 @@ class _Run:
             precision=precision,
             resolved=record.tags.get("mp_hydra.precision_resolved") or precision,
             seed=record.params.get("seed", ""),
-            config=frozenset(config_of(record.params).items()),
+            config=frozenset(config_of(record.params, record.tags).items()),
             recipe=recipe_of(record.params),
             circumstances=circumstances_of(record),
         )
@@ -107,27 +123,19 @@ class _Cluster:
     @property
     def config(self) -> dict[str, str]:
         """In the order of the parameters, which the frozen set does not keep."""
-        return config_of(self.runs[0].record.params)
+        first = self.runs[0].record
+        return config_of(first.params, first.tags)
 
     @property
     def started(self) -> int:
         return min(run.record.started for run in self.runs)
 
 
-def _conflicts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Known circumstances that differ. A digest is shown by its beginning."""
-    keys = [key for key in mine if key in theirs and mine[key] != theirs[key]]
-    shown = [
-        (key, *(value[:8] if key == "data digest" else value for value in (mine[key], theirs[key]))) for key in keys
-    ]
-    return [f"{key} {ours}, not {other}" for key, ours, other in shown]
-
-
 def _same_circumstances(runs: Sequence[_Run], baseline: str) -> list[_Cluster]:
     """Split runs of one config by circumstances; those without a baseline go to the nearest that has one, as strangers."""
     clusters: list[_Cluster] = []
     for run in sorted(runs, key=lambda run: -len(run.circumstances)):  # those of which little is known come last
-        fitting = [one for one in clusters if not _conflicts(run.circumstances, one.circumstances)]
+        fitting = [one for one in clusters if not conflicts(run.circumstances, one.circumstances)]
         if fitting:
             home = max(fitting, key=lambda one: (any(run.is_baseline(baseline) for run in one.runs), len(one.runs)))
             home.runs.append(run)
@@ -138,7 +146,7 @@ def _same_circumstances(runs: Sequence[_Run], baseline: str) -> list[_Cluster]:
         cluster.runs.sort(key=lambda run: (run.record.started, run.record.run_id))
     kinds = {id(cluster): {run.is_baseline(baseline) for run in cluster.runs} for cluster in clusters}
     with_baseline = [cluster for cluster in clusters if True in kinds[id(cluster)]]
-    complete = [cluster for cluster in with_baseline if False in kinds[id(cluster)]]
+    complete = [cluster for cluster in with_baseline if len(_standard(cluster.runs, baseline)) < len(cluster.runs)]
     # A baseline alone is a stranger where others of its config are compared, and the host where none are.
     hosts = complete or with_baseline
     if not hosts:
@@ -147,26 +155,50 @@ def _same_circumstances(runs: Sequence[_Run], baseline: str) -> list[_Cluster]:
         hosts = [max(with_baseline, key=lambda cluster: cluster.runs[-1].record.started)]
     for cluster in clusters:
         if not any(cluster is host for host in hosts):
-            host = min(hosts, key=lambda host: len(_conflicts(cluster.circumstances, host.circumstances)))
+            host = min(hosts, key=lambda host: len(conflicts(cluster.circumstances, host.circumstances)))
             for run in cluster.runs:
                 # A run that recorded little shares the fate of those that it was put together with.
-                own = _conflicts(run.circumstances, host.circumstances)
-                reasons = own or _conflicts(cluster.circumstances, host.circumstances)
+                own = conflicts(run.circumstances, host.circumstances)
+                reasons = own or conflicts(cluster.circumstances, host.circumstances)
                 host.strangers.append(Excluded(result(run.record), f"not comparable: {'; '.join(reasons)}"))
     return sorted(hosts, key=lambda cluster: cluster.started)
 
 
+def _standard(runs: Sequence[_Run], baseline: str) -> list[_Run]:
+    """The runs of the baseline's precision that are the baseline: those of one memory mode."""
+    own = [run for run in runs if run.precision == baseline]
+    # A run of memory=auto that died too early to tell would have come to what the others came to.
+    usual = next(
+        (memory_of(run.record) for run in own if memory_of(run.record) and _asked_memory(run) == "auto"), "stock"
+    )
+    kinds: dict[str, list[_Run]] = defaultdict(list)
+    for run in own:
+        kinds[memory_of(run.record) or usual].append(run)
+    if not kinds:
+        return []
+    chosen = kinds[min(kinds, key=lambda kind: [*_MEMORY, kind].index(kind))]
+    first = chosen[0].recipe.get("memory.recompute")
+    return [run for run in chosen if run.recipe.get("memory.recompute") == first]
+
+
+def _asked_memory(run: _Run) -> str:
+    return run.recipe["memory.mode"]
+
+
 def _group(cluster: _Cluster, settings: Mapping[str, str], baseline: str, bases: Sequence[_Cluster]) -> PairedGroup:
-    standard = [run for run in cluster.runs if run.is_baseline(baseline)]
+    standard = _standard(cluster.runs, baseline)
     counting, excluded = _one_per_seed(standard, f"of the {baseline} baselines with this seed")
     remarks = _remarks(cluster, standard, counting)
     others: dict[tuple[str, frozenset[tuple[str, str]]], list[_Run]] = defaultdict(list)
     for run in cluster.runs:
-        if not run.is_baseline(baseline):
+        if not any(run is one for one in standard):
             others[run.precision, frozenset(run.recipe.items())].append(run)
     in_order = sorted(others.values(), key=lambda runs: [*_ORDER, runs[0].precision].index(runs[0].precision))
-    labels = _row_labels([runs[0] for runs in in_order])
+    labels = _row_labels([runs[0] for runs in in_order], standard[:1])
     rows = [_row(runs, label, counting, baseline) for runs, label in zip(in_order, labels, strict=True)]
+    by_label = {row.label: runs for row, runs in zip(rows, in_order, strict=True)}
+    remarks += _batch_remarks(cluster, standard, baseline, by_label)
+    remarks += _memory_remarks(standard, baseline, by_label)
     finished = [run for run in counting.values() if run.finished]
     problem = ""
     if not counting:
@@ -178,7 +210,7 @@ def _group(cluster: _Cluster, settings: Mapping[str, str], baseline: str, bases:
     elif not rows:
         problem = f"nothing to compare with the {baseline} baseline"
     return PairedGroup(
-        label=" ".join(f"{_short(key)}={value}" for key, value in settings.items()) or "all runs",
+        label=titled(settings),
         settings=settings,
         baseline=baseline,
         baselines=tuple(counting.values()),
@@ -200,7 +232,7 @@ def _row(
     precision = runs[0].precision
     return PairedRow(
         precision=precision,
-        label=" ".join([precision, *(f"{key}={value}" for key, value in settings.items())]),
+        label=" ".join([precision, *(f"{shortened(key)}={value}" for key, value in settings.items())]),
         settings=settings,
         pairs=tuple(pairs),
         excluded=tuple(excluded),
@@ -283,12 +315,57 @@ def _remarks(cluster: _Cluster, baselines: Sequence[_Run], counting: Mapping[str
     return remarks
 
 
-def _row_labels(firsts: Sequence[_Run]) -> list[dict[str, str]]:
-    """For each row the settings that tell it from the rows of the same precision."""
+def _batch_remarks(
+    cluster: _Cluster, standard: Sequence[_Run], baseline: str, rows: Mapping[str, Sequence[_Run]]
+) -> list[str]:
+    """With batch_size=max, what it came to."""
+    if cluster.config.get("batch_size") != "max":
+        return []
+    sizes = {
+        label: sorted({size for run in runs if (size := batch_size_of(run.record)) is not None})
+        for label, runs in {baseline: standard, **rows}.items()
+    }
+    told = ", ".join(
+        f"{label} {' to '.join(f'{size:,}' for size in dict.fromkeys((s[0], s[-1])))}"
+        for label, s in sizes.items()
+        if s
+    )
+    return [f"each at its largest batch: {told or 'which is not recorded'}"]
+
+
+def _memory_remarks(standard: Sequence[_Run], baseline: str, rows: Mapping[str, Sequence[_Run]]) -> list[str]:
+    """Where the memory mode is not the baseline's, and where it is not what was asked for."""
+    own = _came_to(standard)
+    lines = [] if own in ("", "stock") else [f"the {baseline} baseline ran with memory={own}"]
+    alone, both = [], []
+    for label, runs in rows.items():
+        asked, came = runs[0].recipe["memory.mode"], _came_to(runs)
+        if asked not in ("auto", came) and came:
+            lines.append(f"{label}: memory={asked} came to {came}")
+        if own and came and runs[0].precision != baseline:
+            if came == own:
+                alone.append(label)
+            else:
+                both.append(f"{label} (memory={came}{' by memory=auto' if asked == 'auto' else ''})")
+    if both:
+        cure = f"of precision alone: {_some(alone)}" if alone else f"memory={own} shows precision alone"
+        lines.append(
+            f"{_some(both)}: the ratios are of precision and memory mode together, since {baseline} ran with memory={own}; {cure}"
+        )
+    return lines
+
+
+def _came_to(runs: Sequence[_Run]) -> str:
+    """The memory mode of a row; empty if no run of it tells."""
+    return next((mode for run in reversed(runs) if (mode := memory_of(run.record))), "")
+
+
+def _row_labels(firsts: Sequence[_Run], standard: Sequence[_Run]) -> list[dict[str, str]]:
+    """For each row the settings that tell it from the rows of the same precision, and from the baseline."""
     shown: list[dict[str, str]] = []
     for run in firsts:
-        alike = [other.recipe for other in firsts if other.precision == run.precision]
-        keys = _telling_keys(alike, first=("loss_scale.mode", "loss_scale.value"))
+        alike = [other.recipe for other in (*firsts, *standard) if other.precision == run.precision]
+        keys = _telling_keys(alike, first=("memory.mode", "loss_scale.mode", "loss_scale.value"))
         shown.append({key: run.recipe[key] for key in keys if key in run.recipe})
     return shown
 
@@ -298,7 +375,8 @@ def _group_labels(clusters: Sequence[_Cluster]) -> list[dict[str, str]]:
     titles = ("model.name", "dataset.name")
     whole = [{**cluster.config, **cluster.circumstances} for cluster in clusters]
     last = {key for cluster in clusters for key in cluster.circumstances}
-    telling = _telling_keys(whole, first=titles, last=last, always=titles)
+    always = (*titles, "batch_size") if any(values.get("batch_size") == "max" for values in whole) else titles
+    telling = _telling_keys(whole, first=always, last=last, always=always)
     return [{key: values[key] for key in telling if key in values} for values in whole]
 
 
@@ -319,11 +397,6 @@ def _telling_keys(
                 chosen.append(key)
             distinct = now
     return chosen
-
-
-def _short(key: str) -> str:
-    section, _, last = key.rpartition(".")
-    return section if last == "name" else key
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mp_hydra.compare import figures
 from mp_hydra.compare.accuracy import check_margin
 from mp_hydra.compare.collect import Selection, Store, find, read_records
-from mp_hydra.compare.identity import precision_of
+from mp_hydra.compare.identity import batch_size_of, precision_of
 from mp_hydra.compare.judge import MARGIN, judge
 from mp_hydra.compare.pages import FOLDER, NOTE
 from mp_hydra.compare.pairing import pair
@@ -36,8 +36,10 @@ RATIOS = {
     "compare/training_memory_ratio": figures.TRAINING_MEMORY,
     "compare/peak_memory_ratio": figures.PEAK_MEMORY,
     "compare/step_time_ratio": figures.STEP_TIME,
+    "compare/throughput_ratio": figures.THROUGHPUT,
     "compare/energy_ratio": figures.ENERGY,
 }
+BY_BATCH = (figures.TRAINING_MEMORY, figures.PEAK_MEMORY, figures.STEP_TIME)
 TWIN_TAG = "mp_hydra.compared_with"
 _FORMS: dict[str, Callable[[Comparison], str]] = {
     ".html": page.render,
@@ -155,7 +157,8 @@ def form(path: Path) -> Callable[[Comparison], str]:
 def ratios(comparison: Comparison) -> Iterator[tuple[RunRecord, RunRecord, dict[str, float]]]:
     """Each run that is compared, the baseline of the same seed, and the ratios of their figures; `RATIOS` names them.
 
-    A ratio of figures that were not measured in the same way is left out.
+    A ratio of figures that were not measured in the same way is left out; so are those of memory and step time where the batch
+    sizes differ.
     """
     for _, row in comparison.rows():
         for pairing in row.compared:
@@ -167,6 +170,7 @@ def ratios(comparison: Comparison) -> Iterator[tuple[RunRecord, RunRecord, dict[
                 and (of := quantity.value(baseline)) is not None
                 and of > 0
                 and quantity.measured_by(mixed) == quantity.measured_by(baseline)
+                and (quantity not in BY_BATCH or batch_size_of(mixed) == batch_size_of(baseline))
             }
             if {"test/accuracy"} <= mixed.metrics.keys() & baseline.metrics.keys():
                 values[DIFFERENCE] = 100 * (mixed.metrics["test/accuracy"] - baseline.metrics["test/accuracy"])

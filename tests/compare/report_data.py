@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_hydra.compare.accuracy import compare_accuracy
+from mp_hydra.compare.judge import judge
 from mp_hydra.compare.model import (
     Accuracy,
     Advice,
@@ -21,7 +22,9 @@ from mp_hydra.compare.model import (
     Row,
     RunResult,
 )
+from mp_hydra.compare.pairing import pair as paired
 from mp_hydra.compare.records import RunRecord, Series
+from tests.compare.made_runs import run as made_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,6 +143,7 @@ def row(
         settings={},
         pairs=tuple(pairs),
         excluded=(),
+        batch_size=compared(64, 64, "samples", runs=runs, spread=0, source="config"),
         training_memory=compared(size * base[0], size * mine[0], "MiB", runs=runs, spread=0.01, source=ALLOCATOR),
         peak_memory=compared(size * base[1], size * mine[1], "MiB", runs=runs, spread=0.008, source=ALLOCATOR),
         state_memory=state,
@@ -202,6 +206,7 @@ def no_baseline() -> Comparison:
 
 def unmeasured_row(precision: str, pairs: Sequence[Pair], reason: str) -> Row:
     whole = {
+        "batch_size": "samples",
         "training_memory": "MiB",
         "peak_memory": "MiB",
         "state_memory": "MiB",
@@ -281,6 +286,26 @@ def three_groups() -> Comparison:
     return comparison(*groups, records=records)
 
 
+def batches() -> Comparison:
+    """Two precisions at equal batch and each at its largest, which differ."""
+    runs = [
+        made_run(
+            precision,
+            name=f"{precision}-{size}",
+            params={"batch_size": size, "memory.mode": "auto"},
+            tags={"mp_hydra.batch_size_requested": None if size == "64" else "max", "mp_hydra.memory_resolved": mode},
+            metrics={"energy/joules": None},
+        )
+        for precision, size, mode in (
+            ("fp32", "64", "stock"),
+            ("mixed_bfloat16", "64", "lean"),
+            ("fp32", "72", "stock"),
+            ("mixed_bfloat16", "128", "lean"),
+        )
+    ]
+    return judge(paired(runs), runs, title="equal and largest batches")
+
+
 HOSTILE = "<script>alert('x')</script> & \"q\" |`*_[a](b)"
 
 
@@ -312,4 +337,4 @@ def many(groups: int = 120) -> Comparison:
     return comparison(*(group(f"model=cnn batch_size={n + 1}", records) for n in range(groups)), records=records)
 
 
-ALL = (ordinary, one_seed, no_baseline, all_failed, mixed_fates, three_groups, hostile)
+ALL = (ordinary, one_seed, no_baseline, all_failed, mixed_fates, three_groups, batches, hostile)

@@ -93,6 +93,7 @@ def test_each_run_with_a_twin_carries_its_own_quotients_and_says_who_the_twin_is
         "compare/training_memory_ratio": 220 / 400,
         "compare/peak_memory_ratio": 320 / 500,
         "compare/step_time_ratio": 5 / 10,
+        "compare/throughput_ratio": 12800 / 6400,
         "compare/energy_ratio": 450 / 900,
         "compare/accuracy_difference_points": 0.0,
     }
@@ -100,6 +101,7 @@ def test_each_run_with_a_twin_carries_its_own_quotients_and_says_who_the_twin_is
         "compare/training_memory_ratio": 240 / 408,
         "compare/peak_memory_ratio": 340 / 500,
         "compare/step_time_ratio": 4 / 12.5,
+        "compare/throughput_ratio": 12800 / 6400,
         "compare/energy_ratio": 450 / 900,
         "compare/accuracy_difference_points": pytest.approx(-0.3),
     }
@@ -146,6 +148,7 @@ def test_a_ratio_of_figures_that_were_measured_in_different_ways_is_left_out(mad
     assert comparison.groups[0].rows[0].training_memory.ratio.value is None
     assert ratios(made, child).keys() == {
         "compare/step_time_ratio",
+        "compare/throughput_ratio",
         "compare/energy_ratio",
         "compare/accuracy_difference_points",
     }

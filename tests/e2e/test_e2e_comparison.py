@@ -197,6 +197,7 @@ def test_the_children_carry_the_ratios_to_their_twins(swept: Swept) -> None:
         "training_memory_ratio": "memory/training_mib",
         "peak_memory_ratio": "memory/peak_mib",
         "step_time_ratio": "time/step_ms",
+        "throughput_ratio": "time/samples_per_second",
     }
     for base, mixed in zip(swept.baseline, swept.mixed, strict=True):
         expected = {f"compare/{name}": mixed.last(metric) / base.last(metric) for name, metric in metrics.items()}

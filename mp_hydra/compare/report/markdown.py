@@ -54,7 +54,7 @@ def escape(text: str) -> str:
 def _group(group: Group) -> str:
     lines = [f"### {escape(group.label)}", f"**{escape(group.recommendation.sentence)}**", ""]
     if wording.measured(group):
-        columns = wording.shown(COLUMNS, [group])
+        columns = wording.shown(COLUMNS, group)
         lines += [
             "|  | " + " | ".join(item.title for item in columns) + " |",
             "|---|" + "---|" * len(columns),
@@ -81,7 +81,8 @@ def _others(group: Group) -> list[str]:
 
 
 def _tail(comparison: Comparison) -> str:
-    lines = _bullets("Left out", wording.exclusions(comparison))
+    lines = _bullets(wording.THROUGHPUTS, wording.throughputs(comparison))
+    lines += _bullets("Left out", wording.exclusions(comparison))
     lines += _bullets("Remarks", comparison.remarks)
     return "\n".join([*lines, "", wording.levels(comparison), ""]).lstrip("\n")
 

@@ -141,6 +141,8 @@ def _content(comparison: Comparison) -> dict[str, Any]:
         "accuracy_level": Shown.of("accuracy_level", "", comparison.accuracy_level, f"{percent[1]:g} %"),
         "without_table": max(0, sum(len(group.rows) for group in groups) - ROWS_WITH_TABLE),
         "without_plots": max(0, len(groups) - GROUPS_WITH_PLOTS),
+        "throughputs_title": wording.THROUGHPUTS,
+        "throughputs": wording.capped(wording.throughputs(comparison), MOST_LINES),
         "methods": _methods(comparison),
         "scopes": _scopes(comparison),
         "machines": wording.capped(_machines(comparison), MOST_METHODS),
@@ -160,7 +162,7 @@ def _section(comparison: Comparison, index: int, most: int) -> Section:
     if group.rows and not most:
         return Section(index, group, best, verdicts)
     rows = group.rows[:most]
-    quantities = wording.shown(QUANTITIES, [group]) if wording.measured(group) else ()
+    quantities = wording.shown(QUANTITIES, group) if wording.measured(group) else ()
     figures = [(item.title, item.headline(row)) for row in rows for item in quantities]
     marks = {reason: number + 1 for number, reason in enumerate(wording.reasons(figures))}
     lines = [_baseline(group, index, quantities, marks)] if quantities else []

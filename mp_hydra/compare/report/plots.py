@@ -192,6 +192,7 @@ def _step_times(group: Group, index: int, sides: Sequence[Side], records: Record
     note = (
         "Steady steps of all runs: their density, median (line), half of them (thick bar), 90 % of them (thin bar). "
         f"The outermost 1 % are not drawn.{'' if from_zero else ' The axis does not begin at 0.'}"
+        f"{' The batch sizes differ.' if any(row.batches_differ for row in group.rows) else ''}"
     )
     return Plot("step_time", title, picture(title, bottom + 20, parts), (), note)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mp_hydra.compare.report import wording
 
 if TYPE_CHECKING:
-    from mp_hydra.compare.model import Comparison, Figure, Group, Row
+    from mp_hydra.compare.model import Comparison, Figure, Group, Row, RowThroughput, Throughputs
 
 # Unit by field of `Row`, as it ends the name of a column. Ratios, shares and counts have none.
 _UNITS = {
@@ -27,7 +27,12 @@ _UNITS = {
 
 def to_csv(comparison: Comparison) -> str:
     """A header, and a line for each row of each group; what is missing is empty, and the last column says why."""
-    lines = [_line(comparison, group, row) for group, row in comparison.rows()]
+    best = {place: (family, row) for family in comparison.throughputs for row in family.rows for place in row.rows}
+    lines = [
+        _line(comparison, group, row) | _best(best.get((index, at)))
+        for index, group in enumerate(comparison.groups)
+        for at, row in enumerate(group.rows)
+    ]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["group"], lineterminator="\n")
@@ -86,6 +91,19 @@ def _line(comparison: Comparison, group: Group, row: Row) -> dict[str, str]:
         "missing": _why(missing),
     }
     return line
+
+
+def _best(found: tuple[Throughputs, RowThroughput] | None) -> dict[str, str]:
+    """Throughput at each one's best batch size; nothing where only one was run."""
+    if found is None:
+        return {}
+    family, row = found
+    columns = {"best_batch_ratio": _text(row.ratio.value)}
+    for side, best in (("mixed", row.best), ("baseline", family.best)):
+        if best is not None:
+            columns[f"best_batch_size_{side}"] = str(best.batch_size)
+            columns[f"best_batch_throughput_{side}_samples_per_second"] = _text(best.throughput.value)
+    return columns
 
 
 def _why(missing: list[tuple[str, Figure]]) -> str:

@@ -60,6 +60,7 @@ def show(comparison: Comparison, console: Console) -> None:
         _say(console, f"The tables of {more:,} more group{'' if more == 1 else 's'} are on the page.", "yellow")
     if not comparison.groups:
         _say(console, "Nothing to compare: there are no runs.", "yellow")
+    _list(console, wording.THROUGHPUTS, wording.throughputs(comparison))
     _list(console, "Left out", wording.exclusions(comparison))
     _list(console, "Remarks", comparison.remarks)
     _say(console, wording.levels(comparison), "dim")
@@ -73,7 +74,7 @@ def _show_group(group: Group, console: Console) -> None:
     _say(console, group.label, "bold cyan")
     notes = _Notes({})
     if wording.measured(group):
-        quantities = wording.shown(tuple(item for item in wording.QUANTITIES if item.always()), [group])
+        quantities = wording.shown(tuple(item for item in wording.QUANTITIES if item.always()), group)
         for table in _tables(group, quantities, notes, console.width):
             console.print(table)
     for reason, mark in notes.reasons.items():

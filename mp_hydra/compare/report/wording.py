@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NOT_MEASURED = "not measured"
 NOT_COMPARED = "not compared"
 NO_REASON = "no reason was recorded"
+THROUGHPUTS = "Samples per second against the baseline, at equal batch size and at each one's best"
 ENDINGS = "Runs that ended otherwise, or are not compared"
 
 
@@ -70,6 +71,7 @@ ACCURACY = Quantity(
 SKIPPED = Quantity("skipped", "skipped steps", lambda _: None, lambda row: row.skipped)
 FIRST_STEP = _ratio("first_step", "first step")
 ENERGY = _ratio("energy", "energy")
+BATCH = Quantity("batch_size", "batch size", lambda row: row.batch_size, lambda row: row.batch_size.mixed)
 QUANTITIES = (*(TRAINING, PEAK, STATE, ATTAINED, STEP_TIME, SPEED, ACCURACY, SKIPPED, FIRST_STEP, THROUGHPUT, ENERGY),)
 
 
@@ -118,7 +120,7 @@ def number(figure: float, unit: str, places: int = 2, *, bare: bool = False) -> 
         text, unit = f"{figure:+.{places}f}", " points"
     elif unit == "share":
         text, unit = f"{100 * figure:.{max(places - 2, 0)}f}", " %"
-    elif unit == "steps":
+    elif unit in ("steps", "samples"):
         text, unit = f"{figure:,.0f}", ""
     elif unit == "":
         text = f"{figure:.4g}"
@@ -153,10 +155,31 @@ def verdict(row: Row) -> str:
     return row.accuracy.verdict or "no verdict"
 
 
-def shown(quantities: Sequence[Quantity], groups: Sequence[Group]) -> tuple[Quantity, ...]:
-    """Those quantities that have a column: the optional ones where a run has them."""
-    rows = [row for group in groups for row in group.rows]
-    return tuple(item for item in quantities if item.always() or any(item.headline(row) for row in rows))
+def shown(quantities: Sequence[Quantity], group: Group) -> tuple[Quantity, ...]:
+    """Those quantities that have a column: the optional ones where a run has them.
+
+    Where batch sizes differ within pairs they are shown first, and throughput beside speed, whether asked for or not.
+    """
+    if any(row.batches_differ for row in group.rows):
+        rest = [item for item in quantities if item is not THROUGHPUT]
+        at = rest.index(SPEED) + 1 if SPEED in rest else len(rest)
+        quantities = (BATCH, *rest[:at], THROUGHPUT, *rest[at:])
+    return tuple(item for item in quantities if item.always() or any(item.headline(row) for row in group.rows))
+
+
+def throughputs(comparison: Comparison) -> list[str]:
+    """Throughput at equal batch sizes and at each precision's best, one line for each precision of a model."""
+    lines = []
+    for family in comparison.throughputs:
+        for row in family.rows:
+            equal = ", ".join(f"{value(ratio)} at batch {size:,}" for size, ratio in row.equal.items())
+            both = [(row.label, row.best), *([] if family.best is None else [(family.baseline, family.best)])]
+            bests = ", ".join(f"{name} {value(best.throughput)} at {best.batch_size:,}" for name, best in both)
+            lines.append(
+                f"{family.label}, {row.label}: {equal or 'not run at an equal batch'}; each at its best batch "
+                f"{value(row.ratio)} ({bests})"
+            )
+    return lines
 
 
 def measured(group: Group) -> bool:
