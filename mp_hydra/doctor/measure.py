@@ -1,5 +1,9 @@
 """A few operations, timed in every dtype: what this machine does, beside what its data sheet says.
 
+An operation is a Keras layer under the policy, casts included, in the middle of a model: its output is made, and the gradient
+that comes back to it is a tensor like any other. TensorFlow would fold a gradient of ones into constants, and leave out an output
+that nobody takes; float32 gains more by that than 16 bits do.
+
 For each operation the dtypes take turns, so that a drift of the machine favours none. A sample is as many calls as take about
 `SAMPLE_SECONDS`, between two points at which the device has finished. Times are medians over the rounds; a ratio is the median of
 the rounds' own ratios, which other load on the machine disturbs less than a ratio of medians.
@@ -28,8 +32,8 @@ class Measured:
 
     Attributes:
         operation: one of `OPERATIONS`.
-        dtype: "float32", "tf32", "float16" or "bfloat16"; BatchNorm and softmax run as Keras layers under its mixed policy.
-        shape: what it was applied to.
+        dtype: "float32", "tf32", or the compute dtype of a mixed policy: "float16" or "bfloat16".
+        shape: of the layer's input.
         milliseconds: median of a call; None where it could not be timed.
         ratio: float32's time over this one: above 1 it is faster than float32; None where one of them is missing.
         quartiles: the middle half of the rounds' ratios lies between these.
@@ -166,19 +170,21 @@ def _size(operation: str, device: str) -> tuple[int, ...]:
 
 
 def _prepared(operation: str, dtype: str, device: str) -> Callable[[], object]:
-    """One call of the operation and of its gradients, on tensors that are there already."""
+    """One call of the layer and of its gradients, on tensors that are there already."""
     import tensorflow as tf
 
     size = _size(operation, device)
     with tf.device(device):
-        x, upstream = (_normal(size, dtype, seed) for seed in (1, 2))
-        forward, weights = _operation(operation, dtype, size)
+        layer = _layer(operation, dtype, size)
+        x, upstream = (tf.cast(tf.random.stateless_normal(size, (0, seed)), layer.compute_dtype) for seed in (1, 2))
+        weights = [variable.value for variable in layer.trainable_variables]
+        arguments = {"training": True} if operation == "BatchNorm" else {}
 
         def there_and_back(x: Any, upstream: Any) -> Any:
             with tf.GradientTape() as tape:
-                tape.watch([x, *weights])
-                y = forward(x)
-            return tape.gradient(y, [x, *weights], output_gradients=tf.cast(upstream, y.dtype))
+                tape.watch(x)
+                y = layer(x, **arguments)
+            return y, tape.gradient(y, [x, *weights], output_gradients=upstream)
 
         function = tf.function(there_and_back, autograph=False)
 
@@ -190,27 +196,18 @@ def _prepared(operation: str, dtype: str, device: str) -> Callable[[], object]:
     return call
 
 
-def _normal(size: tuple[int, ...], dtype: str, seed: int) -> Any:
-    import tensorflow as tf
-
-    return tf.cast(tf.random.stateless_normal(size, (0, seed)), "float32" if dtype == "tf32" else dtype)
-
-
-def _operation(operation: str, dtype: str, size: tuple[int, ...]) -> tuple[Callable[[Any], Any], list[Any]]:
-    """The operation, and what it is trained in: a square matrix, a 3x3 kernel, BatchNorm's scale and offset, nothing."""
-    import tensorflow as tf
-
-    if operation == "matmul":
-        matrix = _normal(size, dtype, 3)
-        return lambda x: tf.matmul(x, matrix), [matrix]
-    if operation == "convolution":
-        kernel = _normal((3, 3, size[-1], size[-1]), dtype, 3)
-        return lambda x: tf.nn.conv2d(x, kernel, 1, "SAME"), [kernel]
+def _layer(operation: str, dtype: str, size: tuple[int, ...]) -> Any:
+    """The layer, built; its output is as large as its input."""
     import keras
 
-    policy = "float32" if dtype == "float32" else f"mixed_{dtype}"
-    if operation == "BatchNorm":
+    policy = "float32" if dtype in ("float32", "tf32") else f"mixed_{dtype}"
+    if operation == "matmul":
+        layer = keras.layers.Dense(size[-1], use_bias=False, dtype=policy)
+    elif operation == "convolution":
+        layer = keras.layers.Conv2D(size[-1], 3, padding="same", use_bias=False, dtype=policy)
+    elif operation == "BatchNorm":
         layer = keras.layers.BatchNormalization(dtype=policy)
-        layer.build(size)
-        return lambda x: layer(x, training=True), [layer.gamma.value, layer.beta.value]
-    return keras.layers.Softmax(dtype=policy), []
+    else:
+        layer = keras.layers.Softmax(dtype=policy)
+    layer.build(size)
+    return layer

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
+
+import pytest
 
 from mp_hydra.doctor import measure as measuring
 from mp_hydra.doctor.measure import interleaved
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Clock:
@@ -76,6 +75,34 @@ def test_every_operation_is_timed_in_every_dtype_and_the_tf32_switch_is_put_back
     assert [one.problem for one in found] == [None] * len(found)
     assert all(one.ratio == 1.0 for one in found if one.dtype == "float32")
     assert all(one.milliseconds is not None and one.milliseconds > 0 for one in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("operation", "weights"), [("matmul", 1), ("convolution", 1), ("BatchNorm", 2), ("softmax", 0)]
+)
+def test_a_call_makes_the_output_of_a_layer_under_the_policy_and_its_gradients(
+    monkeypatch: pytest.MonkeyPatch, operation: str, weights: int, dtype: str
+) -> None:
+    size = (2, 4, 4, 8) if operation in ("convolution", "BatchNorm") else (8, 8)
+    monkeypatch.setattr(measuring, "_SIZES", {"CPU": {operation: size}})
+    call: Any = measuring._prepared(operation, dtype, "CPU:0")
+    output, (of_input, *of_weights) = call()
+    compute = "bfloat16" if dtype == "bfloat16" else "float32"
+    assert (output.dtype, tuple(output.shape)) == (compute, size)
+    assert (of_input.dtype, tuple(of_input.shape)) == (compute, size)
+    assert [gradient.dtype.name for gradient in of_weights] == ["float32"] * weights
+
+
+def test_the_gradient_that_comes_back_to_a_layer_is_no_constant_that_could_be_folded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ones, BatchNorm's gradient for its input is 0 up to rounding, and the one for its offset a count."""
+    monkeypatch.setattr(measuring, "_SIZES", {"CPU": {"BatchNorm": (2, 4, 4, 8)}})
+    call: Any = measuring._prepared("BatchNorm", "float32", "CPU:0")
+    _, (of_input, _, of_offset) = call()
+    assert float(abs(of_input.numpy()).max()) > 0.1
+    assert len(set(of_offset.numpy().tolist())) == 8
 
 
 def test_an_operation_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
