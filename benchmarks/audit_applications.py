@@ -2,7 +2,8 @@
 
     python benchmarks/audit_applications.py [POLICY] [NAME ...]
 
-Models are stock Keras, with random weights and ten classes. Nothing is run.
+Models are those of Keras, with random weights and ten classes; what they keep for the backward pass is told for them as they are
+and made lean. Nothing is run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from mp_hydra.audit.gathering import gather
 from mp_hydra.audit.report import Audit
+from mp_hydra.memory_mode import apply
 from mp_hydra.precision import scoped_policy
 from mp_hydra.probe import observe_graph
 
@@ -39,8 +41,8 @@ def built(constructor: Any) -> tuple[Any, int]:
 def main() -> None:
     """Print a row for each architecture."""
     names = sys.argv[2:] or [n for n, c in vars(keras.applications).items() if inspect.isfunction(c)]
-    print("| architecture | input | layers | errors, warnings, notes | kept for backward | seconds |")
-    print("|---|---:|---:|---|---:|---:|")
+    print("| architecture | input | layers | errors, warnings, notes | kept, stock | kept, lean | seconds |")
+    print("|---|---:|---:|---|---:|---:|---:|")
     for name in names:
         with scoped_policy(POLICY, tf32=False) as scope:
             model, size = built(getattr(keras.applications, name))
@@ -48,12 +50,17 @@ def main() -> None:
             seen = observe_graph(model)
             start = time.process_time()
             scaling = "dynamic" if POLICY == "mixed_float16" else "none"
-            facts = gather(model, x, seen, scope, batch_size=32, device="CPU", scaling=scaling, peak_input=1.0)
+            memory = apply(model, {"memory": {"mode": "lean"}})
+            settings = {"batch_size": 32, "device": "CPU", "scaling": scaling, "peak_input": 1.0, "memory": memory}
+            facts = gather(model, x, seen, scope, **settings)
             audit = Audit.of(facts)
             seconds = time.process_time() - start
         found = ", ".join(f"{f.code} ({len(f.places)})" for f in audit.findings) or "none"
-        ratio = audit.reach.kept_ratio if audit.reach else None
-        print(f"| {name} | {size} | {len(audit.layers)} | {found} | {ratio:.2f} | {seconds:.1f} |", flush=True)
+        kept = "not traced | "
+        if audit.reach is not None:
+            stock, lean = audit.reach.kept_bytes_stock, audit.reach.kept_bytes
+            kept = " | ".join(f"{size_ / audit.reach.kept_bytes_float32:.2f}" for size_ in (stock, lean))
+        print(f"| {name} | {size} | {len(audit.layers)} | {found} | {kept} | {seconds:.1f} |", flush=True)
         del model, seen, facts, audit
         gc.collect()
 

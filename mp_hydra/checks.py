@@ -1,7 +1,7 @@
 """What the values of a config may be, as pure functions over plain containers: ranges, kinds, and what goes together.
 
 >>> problems({"batch_size": 0, "epochs": 1, "seed": 0})[0].args[0]
-'batch_size=0: give an integer of at least 1'
+'batch_size=0: give an integer of at least 1, or max'
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mp_hydra import sizes
 from mp_hydra.errors import ConfigError
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -24,6 +25,7 @@ AUTO_SETTINGS = {  # what precision=auto may come to: policy and tf32, as in the
 }
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 LOSS_SCALE_MODES = ("auto", "dynamic", "fixed", "none")
+MEMORY_MODES = ("auto", "stock", "lean", "recompute")
 TARGET_CURE = "give a dotted path such as my_module.my_function"
 _GROUP_CURE = "choose an option of the group; --help lists them"
 
@@ -89,7 +91,7 @@ def advice(key: str, value: Any) -> str | None:
     """What would be right at a key whose value is of a wrong type; None where nothing is known about it.
 
     >>> advice("batch_size", "2**15")
-    "give an integer of at least 1; write it as a plain number, not as the text '2**15'"
+    "give an integer of at least 1, or max; write it as a plain number, not as the text '2**15'"
     """
     check = _CHECKS.get(key)
     return check(value) if check else None
@@ -187,6 +189,30 @@ def _one_of(*options: Any) -> Check:
 _BOOLEAN = _one_of(True, False)
 
 
+def _batch_size(value: Any) -> str | None:
+    if value == "max" or Integer(1)(value) is None:
+        return None
+    return f"give an integer of at least 1, or max{_if_text(value)}"
+
+
+def _recompute(value: Any) -> str | None:
+    if value is None or value == "block" or Integer(1)(value) is None:
+        return None
+    if isinstance(value, list) and value:
+        return _patterns(value)
+    return "give block, a positive integer k for every k-th block, or a list of regular expressions on layer paths"
+
+
+def _size(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        sizes.parse(value)
+    except ConfigError as error:
+        return error.problem
+    return None
+
+
 def _policy(value: Any) -> str | None:
     return (
         None if value == "auto" else _one_of(*POLICIES)(value)
@@ -241,7 +267,7 @@ def _elements(value: Any) -> list[Any]:
 _MOMENTUM = Number(least=0, below=1)
 _CHECKS: dict[str, Check] = {
     "epochs": Integer(1),
-    "batch_size": Integer(1),
+    "batch_size": _batch_size,
     "seed": Integer(0, 2**32 - 1),
     "objective": _text,
     "log_every_batches": Integer(0),
@@ -264,6 +290,9 @@ _CHECKS: dict[str, Check] = {
     "loss_scale.minimum": Number(above=0),
     "loss_scale.maximum": Number(above=0),
     "loss_scale.force": _BOOLEAN,
+    "memory.mode": _one_of(*MEMORY_MODES),
+    "memory.recompute": _recompute,
+    "memory.limit": _size,
     "compile.loss": _keras_objects("a Keras loss", "mse"),
     "compile.metrics": _keras_objects("Keras metrics", "[accuracy]"),
     "compile.jit_compile": _one_of("auto", True, False),
@@ -343,7 +372,7 @@ def _wrong_nodes(config: Mapping[str, Any]) -> list[ConfigError]:
 
 def _inconsistencies(config: Mapping[str, Any]) -> list[ConfigError]:
     """What cannot stand together, in a config whose single values are right."""
-    return [*_precision(config), *_loss_scale(config), *_optimizer(config)]
+    return [*_precision(config), *_loss_scale(config), *_memory(config), *_optimizer(config)]
 
 
 _MEANING = {
@@ -405,6 +434,16 @@ def _loss_scale(config: Mapping[str, Any]) -> Iterator[ConfigError]:
         elif not low <= first <= high:
             cure = f"give a number from minimum={low:.12g} to maximum={high:.12g}"
             yield ConfigError("loss_scale.initial", first, cure)
+
+
+def _memory(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    mode, recompute = (_find(config, f"memory.{key}") for key in ("mode", "recompute"))
+    if mode == "recompute" and recompute is None:
+        yield ConfigError("memory.recompute", recompute, "memory=recompute needs to know where, such as block")
+    elif mode != "recompute" and recompute not in (None, _ABSENT):
+        yield ConfigError("memory.recompute", recompute, f"goes with memory=recompute, not with memory={mode}")
+    if config.get("batch_size") == "max" and config.get("resume") is not None:
+        yield ConfigError("batch_size", "max", "a resumed run needs the batch size of the one that it goes on from")
 
 
 def _optimizer(config: Mapping[str, Any]) -> Iterator[ConfigError]:

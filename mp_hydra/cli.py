@@ -83,6 +83,57 @@ def audit(
 
 
 @cli.command()
+@click.option("--memory", metavar="SIZE", help="To fit into, such as 12GB or 16GiB.  [default: what this machine has]")
+@click.option(
+    "--batch-sizes", metavar="LIST", help="To forecast.  [default: 8,16,32,64,128,256 and the configured one]"
+)
+@click.option(
+    "--precisions", metavar="LIST", help="[default: that of the overrides, or fp32,mixed_bfloat16,mixed_float16]"
+)
+@click.option("--verify", is_flag=True, help="Run the largest batch for real, evaluation included.")
+@click.option(
+    "--allowance",
+    metavar="SIZE",
+    help="What of the memory is not TensorFlow's to give out.  [default: 2GiB of a given memory, for what a GPU adds]",
+)
+@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "markdown", "json"]))
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Directory to write both files to.")
+@click.argument("overrides", nargs=-1)
+def forecast(
+    overrides: tuple[str, ...],
+    *,
+    memory: str | None,
+    batch_sizes: str | None,
+    precisions: str | None,
+    verify: bool,
+    allowance: str | None,
+    form: str,
+    output: Path | None,
+) -> None:
+    """Predict the peak training memory by precision and batch size, and the largest batch that fits.
+
+    OVERRIDES are those of mp-hydra-train, such as model=vit dataset=cifar10 memory=lean. A few steps are trained at small
+    batches, each precision in a process of its own; no GPU is needed. Exits with 1 if a precision has no answer.
+    """
+    from rich.console import Console
+
+    from mp_hydra.forecast.story import Question, ask
+
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # a user's modules lie where the command is typed
+    question = Question(overrides, memory, batch_sizes, precisions, allowance, verify)
+    found = ask(question, Console(stderr=True))
+    if form == "text":
+        found.show(Console())
+    else:
+        click.echo(found.json() if form == "json" else found.markdown(), nl=False)
+    for path in found.save(output) if output is not None else ():
+        click.echo(f"wrote {path}", err=form != "text")
+    if found.failed:
+        sys.exit(1)
+
+
+@cli.command()
 @click.option("--measure", is_flag=True, help="Time a few operations in every dtype, too: about 20 seconds.")
 @click.option(
     "--quick", is_flag=True, help="Do not import TensorFlow: answers in a fraction of a second, without its view."

@@ -21,6 +21,7 @@ __all__ = ["GROUPS", "InvalidConfigError", "RunConfig", "advice", "problems", "r
 GROUPS = (
     "precision",
     "loss_scale",
+    "memory",
     "model",
     "dataset",
     "optimizer",
@@ -69,6 +70,22 @@ class LossScaleConfig:
 
 
 @dataclass
+class MemoryConfig:
+    """What a training step keeps for its backward pass, and how much memory `batch_size=max` may fill.
+
+    Attributes:
+        mode: "auto", "stock", "lean" or "recompute"; auto is lean under a mixed policy and stock under float32.
+        recompute: with mode "recompute", where: "block", an integer k for every k-th point where the model is narrow, or a list
+            of regular expressions on layer paths.
+        limit: of `batch_size=max`: bytes, as text with a unit; None for what the device has.
+    """
+
+    mode: str = MISSING
+    recompute: Any = None
+    limit: str | None = None
+
+
+@dataclass
 class CompileConfig:
     """What goes to `keras.Model.compile` beside the optimizer."""
 
@@ -114,6 +131,7 @@ class RunConfig:
 
     precision: PrecisionConfig = MISSING
     loss_scale: LossScaleConfig = MISSING
+    memory: MemoryConfig = MISSING
     model: Any = MISSING
     dataset: Any = MISSING
     optimizer: Any = MISSING
@@ -123,7 +141,7 @@ class RunConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     epochs: int = MISSING
-    batch_size: int = MISSING
+    batch_size: Any = MISSING
     seed: int = MISSING
     objective: str = MISSING
     log_every_batches: int = MISSING
@@ -167,6 +185,7 @@ class InvalidConfigError(Exception):
 _SECTIONS = {
     "precision": PrecisionConfig,
     "loss_scale": LossScaleConfig,
+    "memory": MemoryConfig,
     "compile": CompileConfig,
     "tracking": TrackingConfig,
     "sweep": SweepConfig,

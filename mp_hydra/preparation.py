@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from mp_hydra import datasets
+from mp_hydra import datasets, memory_mode
 from mp_hydra.compiling import compile_model, set_execution
 from mp_hydra.config import suggestion
 from mp_hydra.errors import ConfigError, DataError, ModelError, PrecisionError
@@ -40,6 +40,7 @@ class Prepared:
         layers: the census of the model.
         warnings: one line each, what the user should know.
         seen: what one batch showed.
+        memory: whether the model is lean or recomputes.
     """
 
     data: datasets.Data
@@ -48,6 +49,7 @@ class Prepared:
     layers: list[LayerRecord]
     warnings: list[str]
     seen: Observed
+    memory: memory_mode.Applied
 
 
 def load_data(config: Mapping[str, Any], *, judge: bool = True) -> datasets.Data:
@@ -59,9 +61,11 @@ def load_data(config: Mapping[str, Any], *, judge: bool = True) -> datasets.Data
 
     Raises:
         DataError: for data that cannot be read or trained on.
-        ConfigError: for a batch size above the number of training samples.
+        ConfigError: for a batch size above the number of training samples, or one that is still "max".
     """
     data = datasets.load(config["dataset"], seed=config["seed"])
+    if config["batch_size"] == "max":
+        raise ConfigError("batch_size", "max", "only a run finds it; give a number here, or ask mp-hydra forecast")
     if config["batch_size"] > data.train.size:
         raise ConfigError("batch_size", config["batch_size"], f"there are only {data.train.size} training samples")
     if (
@@ -118,12 +122,13 @@ def prepare(
     if optimizer.mode == "none" and needs_loss_scaling(layers):
         warnings.append("layers compute in float16 without loss scaling: gradients below 6e-8 become zero")
     _check_outputs(config, model, data, seen.outputs)
+    memory = memory_mode.apply(model, config)
     with float32_losses(model):
         _build_compiled(config["compile"], model, batch)
         optimizer.remember_seeds(model)
         _check_step(model, optimizer, batch)
     _check_objective(config["objective"], model, has_validation=data.validation is not None)
-    return Prepared(data, model, optimizer, layers, warnings, seen)
+    return Prepared(data, model, optimizer, layers, warnings, seen, memory)
 
 
 def _built(config: Mapping[str, Any], data: datasets.Data) -> Any:

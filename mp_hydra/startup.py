@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mp_hydra import hardware
 from mp_hydra.heavy_imports import heavy_imports
-from mp_hydra.telemetry.memory import Unavailable, count_every_cpu_allocation
+from mp_hydra.telemetry.memory import Unavailable, count_every_cpu_allocation, take_one_region
 from mp_hydra.telemetry.nvml import driver_version
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def start_tensorflow() -> None:
 
         hardware.allow_memory_growth()
         device = hardware.training_device()
+        take_one_region()
         tf.zeros(())
     log.debug("TensorFlow said while starting:\n%s", kept.text)
     driver = driver_version()

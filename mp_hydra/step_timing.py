@@ -8,20 +8,15 @@ state, no allocated memory. It trains as a run does, through `mp_hydra.fitting`,
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.fresh_process import NoAnswerError, ask, serve
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 STEPS, SECONDS, LIMIT = 20, 2.0, 30.0
 WARM_UP = 4  # executions that `StepClock` leaves out: the first one, and its warm-up
@@ -51,44 +46,16 @@ def measure(config: Mapping[str, Any], *, directory: Path) -> Timing:
         config: a resolved config.
         directory: what a relative `resume` refers to.
     """
-    with tempfile.TemporaryDirectory(prefix="mp_hydra_timing_") as folder:
-        request, answer = Path(folder) / "request.pickle", Path(folder) / "answer.json"
-        request.write_bytes(pickle.dumps((dict(config), str(directory))))
-        done = subprocess.run(
-            [sys.executable, "-m", "mp_hydra.step_timing", str(request), str(answer)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-        if answer.is_file():
-            return Timing(**json.loads(answer.read_text(encoding="utf-8")))
-    return Timing(None, problem=_death(done.returncode, done.stderr.decode(errors="replace")))
-
-
-def _death(code: int, said: str) -> str:
-    if code < 0:
-        out_of_memory = ", as by the kernel when memory runs out" if -code == signal.SIGKILL else ""
-        return f"its process was ended by {signal.Signals(-code).name}{out_of_memory}"
-    lines = [line for line in said.splitlines() if line.strip()]
-    return f"its process ended with {code}: {lines[-1].strip() if lines else 'it said nothing'}"
-
-
-def main(request: Path, answer: Path) -> None:
-    """Answer a request of `measure`; an exception becomes the reason why there is no figure."""
-    config, directory = pickle.loads(request.read_bytes())  # noqa: S301 - written by `measure`
     try:
-        timing = timed(config, directory=Path(directory))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run itself will meet it and report it in full
-        timing = Timing(None, problem=_one_line(error))
-    answer.write_text(json.dumps(asdict(timing)), encoding="utf-8")
+        return Timing(**ask("mp_hydra.step_timing", (dict(config), str(directory))))
+    except NoAnswerError as error:  # whatever it is, the run itself will meet it and report it in full
+        return Timing(None, problem=str(error))
 
 
-def _one_line(error: Exception) -> str:
-    from mp_hydra.errors import UserError
-
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:500]
-    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+def answered(request: tuple[Mapping[str, Any], str], _say: Callable[[Any], None]) -> dict[str, Any]:
+    """The answer to a request of `measure`, in the fresh process."""
+    config, directory = request
+    return asdict(timed(config, directory=Path(directory)))
 
 
 def timed(config: Mapping[str, Any], *, directory: Path) -> Timing:
@@ -152,4 +119,4 @@ def enough(begun: int, seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    serve(answered)

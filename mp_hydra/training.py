@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from mp_hydra import hardware, tracking
+from mp_hydra import hardware, largest_batch, tracking
 from mp_hydra.auto_precision import settle
+from mp_hydra.memory_mode import resolved_mode
 from mp_hydra.outcome import Ending, closing
 from mp_hydra.precision import scoped_policy
 from mp_hydra.startup import start_tensorflow
@@ -47,12 +48,14 @@ def train(
     """
     start_tensorflow()
     settled = settle(config, directory=working_dir)
-    config = settled.config
+    sized = largest_batch.settle(settled.config, directory=working_dir)
+    config = sized.config
+    tags = {**settled.tags(), **sized.tags(), "mp_hydra.memory_resolved": resolved_mode(config), **(tags or {})}
     run = tracking.open_run(
         tracking.Settings(**config["tracking"]),
         name=run_name(config),
         params=config,
-        tags={**settled.tags(), **tracking.git_state(working_dir).tags(), **(tags or {})},
+        tags={**tracking.git_state(working_dir).tags(), **tags},
         spool=output_dir,
         cwd=working_dir,
     )
@@ -83,6 +86,7 @@ def train(
         _write(output_dir / "environment.json", json.dumps(environment, indent=2))
         _write(output_dir / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
         settled.save(output_dir)
+        sized.save(output_dir)
         audit.save(output_dir)
         sent = _upload(run, output_dir)
 

@@ -96,8 +96,8 @@ def test_a_value_that_cannot_be_used_is_found_before_any_job_of_a_sweep_runs(
     assert ended.value.code == 1
     assert not trained
     assert capfd.readouterr().err.splitlines() == [
-        "mp_hydra: batch_size=0: give an integer of at least 1",
-        "mp_hydra: batch_size=-1: give an integer of at least 1",
+        "mp_hydra: batch_size=0: give an integer of at least 1, or max",
+        "mp_hydra: batch_size=-1: give an integer of at least 1, or max",
     ]
 
 
@@ -152,7 +152,7 @@ def test_every_problem_of_a_config_gets_a_line_of_its_own(
     assert ended.value.code == 1
     assert capfd.readouterr().err.splitlines() == [
         "mp_hydra: epochs=0: give an integer of at least 1",
-        "mp_hydra: batch_size=0: give an integer of at least 1",
+        "mp_hydra: batch_size=0: give an integer of at least 1, or max",
     ]
     assert not trained
 

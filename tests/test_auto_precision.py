@@ -295,19 +295,6 @@ def test_a_model_that_cannot_be_built_is_a_reason_and_not_an_exception(tmp_path:
     assert "no_such_module" in str(timing.problem)
 
 
-@pytest.mark.parametrize(
-    ("code", "said", "problem"),
-    [
-        (-9, "", "its process was ended by SIGKILL, as by the kernel when memory runs out"),
-        (-11, "x", "its process was ended by SIGSEGV"),
-        (1, "Traceback\nImportError: libcudnn\n\n", "its process ended with 1: ImportError: libcudnn"),
-        (3, "", "its process ended with 3: it said nothing"),
-    ],
-)
-def test_a_process_that_dies_is_a_reason(code: int, said: str, problem: str) -> None:
-    assert step_timing._death(code, said) == problem
-
-
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 

@@ -138,9 +138,12 @@ CONFIG_FILE = [
 ]
 
 VALUE = [
-    Bad("batch_size=0", f"batch_size=0: {POSITIVE}"),
-    Bad("batch_size=null", f"batch_size=null: {POSITIVE}"),
-    Bad("batch_size=2**15", f"batch_size=2**15: {POSITIVE}; write it as a plain number, not as the text '2**15'"),
+    Bad("batch_size=0", f"batch_size=0: {POSITIVE}, or max"),
+    Bad("batch_size=null", f"batch_size=null: {POSITIVE}, or max"),
+    Bad(
+        "batch_size=2**15", f"batch_size=2**15: {POSITIVE}, or max; write it as a plain number, not as the text '2**15'"
+    ),
+    Bad("batch_size=all", f"batch_size=all: {POSITIVE}, or max; write it as a plain number, not as the text 'all'"),
     Bad("batch_size=???", "batch_size=???: give a value"),
     Bad("batch_size=${epoch}", "batch_size=${...}: Interpolation key 'epoch' not found"),
     Bad("batch_size=${seed} seed=${batch_size}", "batch_size=${...}: Recursive interpolation detected"),
@@ -187,6 +190,24 @@ VALUE = [
     Bad("loss_scale.minimum=8 loss_scale.maximum=4", "loss_scale.minimum=8.0: give a number up to maximum=4"),
     Bad("loss_scale.maximum=inf", "loss_scale.maximum=inf: give a finite number"),
     Bad("loss_scale.force=maybe", "loss_scale.force=maybe: choose one of true, false"),
+    Bad("memory.mode=leen", "memory.mode=leen: choose one of auto, stock, lean, recompute"),
+    Bad(
+        "memory.recompute=block",
+        "memory.recompute=block: goes with memory=recompute, not with memory=auto",
+    ),
+    Bad(
+        "memory=recompute memory.recompute=null",
+        "memory.recompute=null: memory=recompute needs to know where, such as block",
+    ),
+    Bad(
+        "memory=recompute memory.recompute=0",
+        "memory.recompute=0: give block, a positive integer k for every k-th block, or a list of regular expressions on layer paths",
+    ),
+    Bad(
+        "memory=recompute memory.recompute=['(']",
+        "memory.recompute=[(]: '(' is not a regular expression: missing ), unterminated subpattern at position 0",
+    ),
+    Bad("memory.limit=lots", "memory.limit=lots: give a number with a unit, such as 12GB, 800MiB or 1.5GiB"),
     Bad(
         "optimizer.learning_rate='1e-3'",
         "optimizer.learning_rate=1e-3: give a number above 0; write it as a plain number, not as the text '1e-3'",

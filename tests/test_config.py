@@ -154,7 +154,7 @@ def test_advice_says_what_would_be_right_where_that_is_known(key: str, value: ob
 def test_all_problems_of_single_values_are_found_at_once() -> None:
     assert lines({"batch_size": 0, "epochs": 0}) == [
         "epochs=0: give an integer of at least 1",
-        "batch_size=0: give an integer of at least 1",
+        "batch_size=0: give an integer of at least 1, or max",
     ]
 
 
@@ -349,7 +349,7 @@ def test_cfg_job_shows_the_whole_config_without_importing_tensorflow() -> None:
 def test_a_wrong_value_is_answered_before_tensorflow_is_imported(tmp_path: Path) -> None:
     done = run("train.py", "batch_size=0", f"hydra.run.dir={tmp_path}/run")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mp_hydra: batch_size=0: give an integer of at least 1\n"
+    assert done.stderr == "mp_hydra: batch_size=0: give an integer of at least 1, or max\n"
 
 
 @pytest.mark.process

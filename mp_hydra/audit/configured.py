@@ -32,6 +32,7 @@ def audit_prepared(config: Mapping[str, Any], prepared: Prepared, scope: Scope) 
             scaling=prepared.optimizer.mode,
             peak_input=data.peak_input,
             pinned=config["precision"]["pinned"],
+            memory=prepared.memory,
         )
     )
 

@@ -26,6 +26,7 @@ class Layer:
         window: values that a pooling layer averages.
         activation: the name of its activation, or of its class in lower case.
         hazard: what its class or settings compute that float16 bears badly; None if nothing is known.
+        stays_stock: why `memory=lean` leaves it as Keras has it; None where there is nothing to leave.
         missing: per operation in 16 bits for which the device has no kernel, what TensorFlow does then.
     """
 
@@ -37,6 +38,7 @@ class Layer:
     window: int = 0
     activation: str = ""
     hazard: str | None = None
+    stays_stock: str | None = None
     missing: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -68,7 +70,11 @@ class Layer:
             "output_dtypes": list(t.output_dtypes),
             "output_elements": t.output_elements // batch_size,
             "flops": dict(t.flops),
-            "kept": {"bytes": t.kept_bytes, "bytes_float32": t.kept_bytes_float32},
+            "kept": {
+                "bytes": t.kept_bytes,
+                "bytes_stock": t.kept_bytes if t.kept_bytes_stock is None else t.kept_bytes_stock,
+                "bytes_float32": t.kept_bytes_float32,
+            },
         }
 
 
@@ -89,6 +95,7 @@ class Model:
         rounding_heads: paths of those that compute the outputs, or hand them on, in 16 bits.
         rounded_ids: paths of Embedding layers that receive ids in 16 bits, with the dtype.
         peak_input: the largest magnitude among the inputs; None where it is not known.
+        segments: of a model that recomputes activations, how many; None for one that does not.
     """
 
     policy: str
@@ -103,6 +110,7 @@ class Model:
     rounding_heads: Sequence[str] = ()
     rounded_ids: Sequence[tuple[str, str]] = field(default_factory=list)
     peak_input: float | None = None
+    segments: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,13 +121,15 @@ class Reach:
         parameters: share of the parameters in layers whose work is in 16 bits.
         flops: share of the multiplications and additions in 16 bits; None without matrix products.
         kept_bytes: estimate of what a batch keeps for the backward pass, under the policy.
-        kept_bytes_float32: the same in float32.
+        kept_bytes_float32: the same in float32, as stock Keras.
+        kept_bytes_stock: the same under the policy, as stock Keras.
     """
 
     parameters: float
     flops: float | None
     kept_bytes: int
     kept_bytes_float32: int
+    kept_bytes_stock: int
 
     @property
     def kept_ratio(self) -> float | None:
@@ -141,9 +151,11 @@ def reach(model: Model) -> Reach | None:
     parameters = sum(layer.record.parameters for layer in model.layers)
     reached = sum(layer.record.parameters for layer in model.layers if layer.computes_in in SIXTEEN_BIT)
     flops = sum(model.total.flops.values())
+    stock = model.total.kept_bytes_stock
     return Reach(
         parameters=reached / parameters if parameters else 0.0,
         flops=sum(model.total.flops[dtype] for dtype in SIXTEEN_BIT) / flops if flops else None,
         kept_bytes=model.total.kept_bytes,
         kept_bytes_float32=model.total.kept_bytes_float32,
+        kept_bytes_stock=model.total.kept_bytes if stock is None else stock,
     )

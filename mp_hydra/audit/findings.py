@@ -264,6 +264,24 @@ def _little_gain(model: Model) -> Iterator[Finding]:
     yield Finding("little_to_gain", Severity.note, _paths(heavy[:_SHOWN]), reason, cure)
 
 
+def _stays_stock(model: Model) -> Iterator[Finding]:
+    """Layers that memory=lean could not replace, by reason."""
+    places: dict[str, list[str]] = {}
+    for layer in model.layers:
+        if layer.stays_stock is not None:
+            places.setdefault(layer.stays_stock, []).append(layer.path)
+    for why, paths in places.items():
+        reason = f"memory=lean leaves it as Keras has it: {why}"
+        cure = "it is right, but may keep float32 tensors for the backward pass"
+        yield Finding("stays_stock", Severity.note, tuple(paths), reason, cure)
+
+
+def _recomputes(model: Model) -> Iterator[Finding]:
+    if model.segments is not None:
+        what = f"{model.segments} segments are computed again in the backward pass, so that their tensors are not kept"
+        yield Finding("recomputes", Severity.note, (), what, "memory=lean spares the time of it")
+
+
 def _not_traced(model: Model) -> Iterator[Finding]:
     if model.untraceable:
         reason = f"the model could not be traced, so what layers really compute in is not known: {model.untraceable}"
@@ -281,5 +299,7 @@ RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (
     _kernels,
     _multiples,
     _little_gain,
+    _stays_stock,
+    _recomputes,
     _not_traced,
 )

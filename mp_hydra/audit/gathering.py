@@ -6,9 +6,11 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.activation_memory.install import is_lean, stock_calls
+from mp_hydra.activation_memory.recomputation import plain_calls
 from mp_hydra.audit.facts import Layer, Model
 from mp_hydra.audit.kernels import missing
-from mp_hydra.audit.tracing import Trace, Traced, UntraceableError, trace
+from mp_hydra.audit.tracing import SIXTEEN_BIT, Trace, Traced, UntraceableError, trace
 from mp_hydra.layer_overrides import located
 from mp_hydra.precision import census, layers_of, path_of
 from mp_hydra.probe import activation_of
@@ -16,6 +18,8 @@ from mp_hydra.probe import activation_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mp_hydra.activation_memory.recompute import RecomputeReport
+    from mp_hydra.memory_mode import Applied
     from mp_hydra.precision import Scope
     from mp_hydra.probe import Observed
 
@@ -39,6 +43,7 @@ def gather(
     scaling: str,
     peak_input: float | None,
     pinned: Sequence[str] = (),
+    memory: Applied | None = None,
 ) -> Model:
     """The facts of a model.
 
@@ -52,10 +57,14 @@ def gather(
         scaling: mode of the loss scaling.
         peak_input: the largest magnitude among all inputs; None where it is not known, and then that of this batch counts.
         pinned: `precision.pinned`.
+        memory: what was done to the model so that it keeps less.
     """
     traced, problem = _traced(model, inputs, batch_size)
+    if traced is not None and memory is not None and memory.recompute is not None:
+        _recomputed(traced, model, memory.recompute, batch_size)
     parts = _parts(model)
     patterns = [re.compile(text) for text in pinned]
+    stock = memory.lean.stock if memory and memory.lean else {}
     layers = []
     for layer, record in zip(layers_of(model), census(model, scope), strict=True):
         found = traced.layers.get(id(layer)) if traced else None
@@ -69,6 +78,7 @@ def gather(
                 window=_window(layer),
                 activation=activation_of(layer),
                 hazard=_hazard(layer),
+                stays_stock=stock.get(record.path),
                 missing=()
                 if found is None or getattr(model, "jit_compile", False) is True
                 else _missing(found, device),
@@ -87,6 +97,7 @@ def gather(
         rounding_heads=[path_of(layer) for layer in seen.rounding_heads()],
         rounded_ids=[(path_of(layer), dtype) for layer, dtype in seen.rounded_ids],
         peak_input=_peak(inputs) if peak_input is None else peak_input,
+        segments=len(memory.recompute.segments) if memory and memory.recompute else None,
     )
 
 
@@ -96,11 +107,34 @@ def _missing(traced: Traced, device: str) -> tuple[tuple[str, str], ...]:
 
 
 def _traced(model: Any, inputs: Any, batch_size: int) -> tuple[Trace | None, str | None]:
+    """What layers compute is seen in Keras' own operations; what is kept, in those that the training runs."""
     try:
-        return trace(model, inputs, batch_size), None
+        with plain_calls():
+            with stock_calls():
+                found = trace(model, inputs, batch_size)
+            lean = trace(model, inputs, batch_size) if is_lean(model) else None
     except UntraceableError as error:
         log.debug("the model could not be traced", exc_info=error)
         return None, str(error)
+    if lean is not None:
+        for key, part in found.layers.items():
+            part.kept_bytes_stock = part.kept_bytes
+            part.kept_bytes = lean.layers[key].kept_bytes if key in lean.layers else 0
+    return found, None
+
+
+def _recomputed(traced: Trace, model: Any, report: RecomputeReport, batch_size: int) -> None:
+    """What is kept of recomputed layers is what later ones use of them: it counts as the last one's."""
+    layers = [(path_of(layer), traced.layers.get(id(layer))) for layer in layers_of(model)]
+    for part in report.segments:
+        inside = [found for path, found in layers if found and any(f"{path}/".startswith(f"{p}/") for p in part.layers)]
+        for found in inside:
+            found.kept_bytes = 0
+        if not inside:
+            continue
+        last = inside[-1]
+        size = 2 if set(last.output_dtypes) & set(SIXTEEN_BIT) else 4
+        last.kept_bytes = last.output_elements * size if part.kept_bytes is None else part.kept_bytes * batch_size
 
 
 def _parts(model: Any) -> dict[int, str]:

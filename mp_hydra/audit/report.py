@@ -61,9 +61,12 @@ class Audit:
             return f"A batch of {self.batch_size} keeps about {single} for the backward pass."
         flops = "no matrix products" if self.reach.flops is None else f"{self.reach.flops:.0%} of the matrix FLOPs"
         ratio = "" if self.reach.kept_ratio is None else f" ({self.reach.kept_ratio:.2f} times)"
+        stock = ""
+        if self.reach.kept_bytes_stock != self.reach.kept_bytes:
+            stock = f"; stock Keras would keep {_size(self.reach.kept_bytes_stock)}"
         return (
             f"{self.policy} reaches {self.reach.parameters:.0%} of the parameters and {flops}; a batch of {self.batch_size} "
-            f"keeps about {kept} for the backward pass instead of {single}{ratio}."
+            f"keeps about {kept} for the backward pass instead of {single}{ratio}{stock}."
         )
 
     def json(self) -> str:

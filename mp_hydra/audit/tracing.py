@@ -103,6 +103,7 @@ class Traced:
         work: elements computed in each floating-point dtype, moves and casts not counted.
         flops: multiplications and additions of matrix products and convolutions, forward, for a whole batch, by dtype.
         kept_bytes: of a batch, kept for the backward pass.
+        kept_bytes_stock: the same with the layers as Keras has them; None where the model trains just so.
         kept_bytes_float32: the same, if everything computed in float32: each tensor once, however often it was cast.
         kernels: what runs in 16 bits, forward and backward.
         infinite: operations that make a 16-bit constant of inf or nan.
@@ -115,6 +116,7 @@ class Traced:
     work: Counter[str] = field(default_factory=Counter)
     flops: Counter[str] = field(default_factory=Counter)
     kept_bytes: int = 0
+    kept_bytes_stock: int | None = None
     kept_bytes_float32: int = 0
     kernels: set[Kernel] = field(default_factory=set)
     infinite: set[str] = field(default_factory=set)
@@ -142,6 +144,8 @@ class Trace:
             total.work += part.work
             total.flops += part.flops
             total.kept_bytes += part.kept_bytes
+            if part.kept_bytes_stock is not None:
+                total.kept_bytes_stock = (total.kept_bytes_stock or 0) + part.kept_bytes_stock
             total.kept_bytes_float32 += part.kept_bytes_float32
         return total
 

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.host_memory import available_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_REGION = 16 * 2**30  # address space
 _RESET_PEAK_RSS = b"5"  # proc_pid_clear_refs(5): sets VmHWM to the current resident set size
 
 
@@ -49,6 +52,21 @@ def count_every_cpu_allocation() -> None:
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf: TensorFlow's limit of 64 GiB stays
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         os.environ.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", str(physical // 2**20))
+
+
+def take_one_region() -> None:
+    """Let TensorFlow's CPU allocator work in one large region from the start, as a GPU's does without memory growth.
+
+    It would take regions from the system as it needs them, each a little larger than the last, and cannot join what is free in
+    two of them: a tensor then occupies a free piece of up to twice its size, and peaks depend on where regions happen to end.
+    The region is address space: pages that nothing is written to take no memory. Call it before anything else is allocated.
+    """
+    import tensorflow as tf
+
+    available = available_bytes()
+    size = _REGION if available is None else min(_REGION, available // 2)
+    with contextlib.suppress(tf.errors.OpError), tf.device("CPU:0"):  # where it cannot be had, regions grow as they do
+        tf.raw_ops.Empty(shape=[size // 4], dtype=tf.int32, init=False)
 
 
 class AllocatorMemory:
