@@ -51,8 +51,8 @@ def main() -> None:
             start = time.process_time()
             scaling = "dynamic" if POLICY == "mixed_float16" else "none"
             memory = apply(model, {"memory": {"mode": "lean"}})
-            settings = {"batch_size": 32, "device": "CPU", "scaling": scaling, "peak_input": 1.0, "memory": memory}
-            facts = gather(model, x, seen, scope, **settings)
+            settings: dict[str, Any] = {"batch_size": 32, "device": "CPU", "scaling": scaling, "memory": memory}
+            facts = gather(model, x, seen, scope, peak_input=1.0, **settings)
             audit = Audit.of(facts)
             seconds = time.process_time() - start
         found = ", ".join(f"{f.code} ({len(f.places)})" for f in audit.findings) or "none"

@@ -5,10 +5,9 @@
 Each figure is from a fresh process that builds a model with random weights, compiles it with Adam as Keras does, and calls
 `train_on_batch` on one random batch that is on the device already. The variants of a model take turns in every round.
 
-The processes let the allocator reserve 4 GiB at the start (untouched, so no memory is taken): one region, as on a GPU without
-memory growth. The allocator counts a tensor with the place that it gets, which is up to twice its size where a hole is reused:
-0 to 12 % of a peak, seen in the profiler's allocation events; it differs from process to process, and is why small differences
-between ratios mean nothing.
+The allocator is set up as in a run (`mp_hydra.telemetry.memory.take_one_region`). It counts a tensor with the place that it gets,
+which is up to twice its size where a hole is reused: up to some 12 % of a peak, seen in the profiler's allocation events. It
+differs from process to process, and is why small differences between ratios mean nothing.
 
     memory      the allocator's peak during a step less what it held before it (weights, optimizer state and the batch): the
                 largest of the steps after the first. It is what a step adds: activations, gradients, temporaries
@@ -36,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as from the repo
 
 import mp_hydra
 from benchmarks.zoo import ZOO, Entry
-from mp_hydra.telemetry.memory import AllocatorMemory, count_every_cpu_allocation, variables_bytes
+from mp_hydra.telemetry.memory import AllocatorMemory, count_every_cpu_allocation, take_one_region, variables_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +52,6 @@ VARIANTS = {
 }
 UNTIMED, UNTIMED_STEPS = "fp16", 1
 NEEDS: dict[str, tuple[str, ...]] = {"stock": (), "lean": ("lean",), "recompute": ("lean", "recompute")}
-RESERVED = 4 * 2**30
 STEPS, SECONDS = 6, 4.0  # at least, of a timed variant
 
 MB = 1e6
@@ -83,7 +81,7 @@ def measure(entry: Entry, variant: str, *, timed: bool) -> Found:
     import tensorflow as tf
 
     memory, _, precision = variant.partition(":")
-    _reserve(RESERVED)
+    take_one_region()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(POLICIES[precision])
     model = entry.model()
@@ -119,15 +117,6 @@ def measure(entry: Entry, variant: str, *, timed: bool) -> Found:
         "seconds": seconds,
         "source": allocator.source,
     }
-
-
-def _reserve(size: int) -> None:
-    """Let the CPU's allocator take one region from the system, and touch nothing of it."""
-    import tensorflow as tf
-
-    with tf.device("CPU:0"):
-        region = tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32, init=False)
-    del region
 
 
 def _kept(model: Any, x: Any, batch: int) -> int | None:

@@ -96,8 +96,8 @@ def _of_origin(gradient: Callable[..., Any]) -> Callable[..., Any]:
 
     @kernel
     def backward(dy: Any, *origin: Any, **static: Any) -> Any:
-        dy, *origin = after(dy, *origin)
-        return inner(dy, computed_again(*origin), **static)
+        dy, *ordered = after(dy, *origin)
+        return inner(dy, computed_again(*ordered), **static)
 
     return backward
 

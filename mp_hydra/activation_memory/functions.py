@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mp_hydra.activation_memory import activations, attention, dropout
+from mp_hydra.activation_memory import activations, attention, depthwise, dropout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +55,7 @@ _NN = "keras.src.backend.tensorflow.nn"
 _MHA = "keras.src.layers.attention.multi_head_attention:MultiHeadAttention"
 _GQA = "keras.src.layers.attention.grouped_query_attention:GroupedQueryAttention"
 _ATTENTION_PARAMETERS = ("self", "query", "key", "value", "attention_mask", "training")
+_CONVOLUTION_PARAMETERS = ("inputs", "kernel", "strides", "padding", "data_format", "dilation_rate")
 _TARGETS = (
     _Target(_NN, "gelu", activations.gelu),
     _Target(_NN, "silu", activations.silu),
@@ -67,6 +68,7 @@ _TARGETS = (
     _Target(_MHA, "_compute_attention", attention.compute_attention_of, made_of=True, required=_ATTENTION_PARAMETERS),
     _Target(_GQA, "_compute_attention", attention.compute_attention_of, made_of=True, required=_ATTENTION_PARAMETERS),
     _Target("keras.src.backend.tensorflow.random", "dropout", dropout.dropout),
+    _Target(_NN, "depthwise_conv", depthwise.depthwise_conv_of, made_of=True, required=_CONVOLUTION_PARAMETERS),
 )
 
 

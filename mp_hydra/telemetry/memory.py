@@ -26,7 +26,7 @@ from mp_hydra.host_memory import available_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_REGION = 16 * 2**30  # address space
+_REGION = 2 * 2**30  # address space; the allocator's own table of it takes 1/32 of that in memory
 _RESET_PEAK_RSS = b"5"  # proc_pid_clear_refs(5): sets VmHWM to the current resident set size
 
 

@@ -164,7 +164,7 @@ def test_lean_layer_is_as_exact_as_stock_keras_in_forward_and_backward(case: str
     check(case, "bfloat16", offset=0.5, deviation=1.0)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     case=st.sampled_from(["batch, rank 4", "batch, channels first", "layer, rank 3", "group", "rms"]),
     dtype=st.sampled_from(SHORT),
@@ -185,14 +185,13 @@ def test_lean_layer_is_as_exact_as_stock_keras_at_large_offsets_tiny_variances_a
 
 
 @pytest.mark.parametrize("case", ["layer, rank 3", "group", "rms"])
-@pytest.mark.parametrize("offset", [0.0, 1e3])
-def test_float32_layer_is_as_exact_as_stock_keras(case: str, offset: float) -> None:
-    check(case, "float32", offset, 1.0)
+def test_float32_layer_is_as_exact_as_stock_keras(case: str) -> None:
+    for offset in (0.0, 1e3):
+        check(case, "float32", offset, 1.0)
 
 
 @pytest.mark.parametrize("kind", [BATCH, LAYER, GROUP])
-@pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize(("scale", "center"), [(True, False), (False, True), (False, False)])
 def test_layer_without_scale_or_center_gives_what_stock_keras_gives(kind: str, scale: bool, center: bool) -> None:
     shape = (6, 5, CHANNELS)
     arguments: dict[str, Any] = {"scale": scale, "center": center} | ({"groups": 2} if kind == GROUP else {})
@@ -279,9 +278,8 @@ def test_batch_without_samples_leaves_the_moving_statistics() -> None:
     np.testing.assert_array_equal(layer.moving_variance.numpy(), np.ones(CHANNELS))
 
 
-@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize(("dtype", "axis"), [("float16", -1), ("bfloat16", 1)])
 @pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize("axis", [-1, 1])
 def test_frozen_layer_and_inference_use_the_moving_statistics(dtype: str, frozen: bool, axis: int) -> None:
     shape = (5, CHANNELS, 6, CHANNELS)
     x, dy = values(shape, dtype, offset=1000.0, deviation=20.0), values(shape, dtype, seed=2)
@@ -385,8 +383,12 @@ def test_gradient_of_a_frozen_batch_normalization_reads_nothing_of_its_inputs_si
 
 @pytest.mark.parametrize("kind", [BATCH, LAYER, GROUP, RMS])
 def test_eager_tape_holds_no_further_tensor_of_the_inputs_size(kind: str) -> None:
-    """Bytes in use between forward and backward beside input and output, as the allocator counts them."""
-    x = values((64, 16, 16, CHANNELS), "bfloat16")
+    """Bytes an element that are free again when the tape is gone and its input and output are not, as the allocator counts.
+
+    It may count up to twice the size of a tensor: a free chunk of less than that is not split.
+    """
+    shape = (64, 8, 8, 8 * CHANNELS)
+    x = values(shape, "bfloat16")
     call = {"training": True} if kind == BATCH else {}
 
     def held(layer: Any) -> float:
@@ -394,20 +396,28 @@ def test_eager_tape_holds_no_further_tensor_of_the_inputs_size(kind: str) -> Non
         return float(np.median([held_once(layer) for _ in range(3)]))  # what ran before may free something meanwhile
 
     def held_once(layer: Any) -> float:
-        gc.collect()
-        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = layer(x, **call)
+        both = in_use()
+        del tape
+        alone = in_use()
+        assert y.dtype == x.dtype
+        return (both - alone) / x.shape.num_elements()
+
+    def in_use() -> int:
         gc.collect()
-        kept = tf.config.experimental.get_memory_info("CPU:0")["current"] - before
-        assert tape is not None
-        return float(kept / x.shape.num_elements() - y.dtype.size)
+        return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
 
     arguments = {"groups": 2} if kind == GROUP else {}
-    # Statistics of three float32 numbers a row: 1.5 bytes an element, as a row has eight.
-    assert held(lean(built(kind, SIZE, "bfloat16", **arguments))) <= 1.6
-    assert held(built(kind, SIZE, "bfloat16", **arguments)) >= 3.9
+    gc.collect()
+    gc.freeze()  # each collection looks at what is new alone
+    try:
+        # Statistics of three float32 numbers a row of 64: 0.19 bytes an element.
+        assert held(lean(built(kind, shape, "bfloat16", **arguments))) <= 0.4
+        assert held(built(kind, shape, "bfloat16", **arguments)) >= 3.9
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("kind", [BATCH, LAYER, RMS])
@@ -426,37 +436,6 @@ def test_second_derivative_raises_where_it_would_be_wrong(kind: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- where it must work
-
-
-def network() -> Any:
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    kinds = [
-        layers.BatchNormalization(momentum=0.5, dtype="mixed_bfloat16"),
-        layers.GroupNormalization(2, dtype="mixed_bfloat16"),
-        layers.LayerNormalization(dtype="mixed_bfloat16"),
-        layers.RMSNormalization(dtype="mixed_bfloat16"),
-    ]
-    return keras.Sequential([keras.Input((4, CHANNELS)), *kinds, layers.Flatten(), layers.Dense(2, dtype="float32")])
-
-
-@pytest.mark.parametrize("jit", [False, True])
-def test_fit_trains_a_lean_model_as_a_stock_one(jit: bool) -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((16, 4, CHANNELS)).astype("float32"), rng.integers(0, 2, 16)
-    weights = []
-    for change in (lean, lambda layer: layer):
-        model = network()
-        for layer in model.layers:
-            if replacement(layer) is not None:
-                change(layer)
-        model.compile(
-            keras.optimizers.SGD(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit
-        )
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        weights.append(model.get_weights())
-    for ours, theirs in zip(*weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=0.005)
 
 
 @pytest.mark.parametrize("axis", [-1, 1])

@@ -41,6 +41,8 @@ def sequential() -> Any:
             inner,
             keras.layers.Activation("gelu"),
             keras.layers.GroupNormalization(4),
+            keras.layers.LayerNormalization(),
+            keras.layers.RMSNormalization(),
             keras.layers.Flatten(),
             keras.layers.Dense(3, dtype="float32"),
         ]
@@ -88,12 +90,12 @@ def subclassed() -> Any:
 
 MODELS: dict[str, tuple[Callable[[], Any], int]] = {
     "functional": (functional, 2),  # BatchNormalization and LayerNormalization
-    "sequential": (sequential, 2),
+    "sequential": (sequential, 4),
     "subclassed": (subclassed, 2),
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def mixed() -> Iterator[None]:
     with scoped_policy("mixed_bfloat16", tf32=True):
         yield
@@ -151,8 +153,7 @@ def test_what_is_saved_is_the_stock_model_with_the_same_outputs(which: str, tmp_
     np.testing.assert_array_equal(np.asarray(opened(x), "float32"), expected)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("which", MODELS)
+@pytest.mark.parametrize(("which", "jit_compile"), [("sequential", False), ("functional", True)])
 def test_a_lean_model_learns_as_the_stock_one_does(which: str, jit_compile: bool) -> None:
     stock, lean = twins(which)
     mp_hydra.lean(lean)
@@ -162,6 +163,7 @@ def test_a_lean_model_learns_as_the_stock_one_does(which: str, jit_compile: bool
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.05), loss, jit_compile=jit_compile and model is lean)
         losses.append(model.fit(x, y, epochs=4, batch_size=BATCH, shuffle=False, verbose=0).history["loss"])
+    assert losses[0][-1] < losses[0][0]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.03)
 
 
@@ -196,9 +198,8 @@ def test_an_own_call_on_the_instance_is_kept_inside_and_comes_back() -> None:
 
 def test_a_training_function_that_was_traced_before_is_traced_again() -> None:
     model = functional()
-    x, y = batch()
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.train_on_batch(x, y)
+    model.compile("sgd", "mse")
+    model.make_train_function()
     assert model.train_function is not None
     mp_hydra.lean(model)
     assert model.train_function is None

@@ -9,57 +9,46 @@ import numpy as np
 import pytest
 
 from mp_hydra.activation_memory.install import is_lean
-from tests.e2e.app_driver import BRIEF, small_images, tracked, train, type_command
+from tests.e2e.app_driver import BRIEF, Tracked, small_images, tracked, train, type_command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RESNET = (
     *("dataset=synthetic", "dataset.kind=image", "dataset.shape=[16,16,3]", "dataset.size=128", "dataset.test_size=32"),
-    *("model=resnet", "model.depth=8", "model.width=8", "batch_size=64", "precision=mixed_bfloat16"),
+    *("model=resnet", "model.depth=8", "batch_size=64", "precision=mixed_bfloat16"),
 )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "asked", "became"),
-    [
-        (("precision=fp32",), "auto", "stock"),
-        (("precision=mixed_bfloat16",), "auto", "lean"),
-        (("precision=mixed_bfloat16", "memory=stock"), "stock", "stock"),
-        (("precision=fp32", "memory=lean"), "lean", "lean"),
-        (("precision=mixed_float16", "memory=recompute"), "recompute", "recompute"),
-    ],
-)
-def test_run_records_what_was_asked_and_what_it_came_to(
-    overrides: tuple[str, ...], asked: str, became: str, tmp_path: Path
-) -> None:
-    small_images(tmp_path / "images.npz")
-    run = train(
-        *("dataset=npz", "dataset.path=images.npz", "model=resnet", "model.depth=8", "model.width=4", "batch_size=32"),
-        *overrides,
-        cwd=tmp_path,
-    )
-    assert run.outcome == "ok"
-    assert (run.params["memory.mode"], run.tags["mp_hydra.memory_resolved"]) == (asked, became)
-    assert run.metrics["loss_scale/applied_steps"] + run.metrics["loss_scale/skipped_steps"] == 3
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tracked]:
+    """The same training in each mode."""
+    folder = tmp_path_factory.mktemp("modes")
+    small_images(folder / "images.npz", side=16, train_size=128)
+    words = (*RESNET, "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
+    return {mode: train(*words, f"memory={mode}", cwd=folder / mode) for mode in ("stock", "auto", "recompute")}
 
 
-def test_each_mode_takes_less_memory_than_the_one_before(tmp_path: Path) -> None:
-    taken = [train(*RESNET, f"memory={mode}", cwd=tmp_path / mode) for mode in ("stock", "lean", "recompute")]
-    stock, lean, recompute = (run.metrics["memory/training_mib"] for run in taken)
+def test_run_records_what_was_asked_and_what_it_came_to(runs: dict[str, Tracked]) -> None:
+    found = {mode: (run.params["memory.mode"], run.tags["mp_hydra.memory_resolved"]) for mode, run in runs.items()}
+    assert found == {"stock": ("stock", "stock"), "auto": ("auto", "lean"), "recompute": ("recompute", "recompute")}
+
+
+@pytest.mark.parametrize(("mode", "became"), [("auto", "stock"), ("lean", "lean")])
+def test_fp32_is_stock_unless_lean_is_asked_for(mode: str, became: str, tmp_path: Path) -> None:
+    run = train("model=mlp", "model.widths=[8]", "precision=fp32", f"memory={mode}", cwd=tmp_path)
+    assert (run.outcome, run.tags["mp_hydra.memory_resolved"]) == ("ok", became)
+
+
+def test_each_mode_takes_less_memory_than_the_one_before(runs: dict[str, Tracked]) -> None:
+    stock, lean, recompute = (run.metrics["memory/training_mib"] for run in runs.values())
     assert lean < 0.85 * stock
     assert recompute < 0.85 * lean
 
 
-def test_lean_and_recompute_go_through_the_same_losses_as_stock_to_bfloat16s_rounding(tmp_path: Path) -> None:
-    small_images(tmp_path / "images.npz", train_size=256)
-    words = ("dataset=npz", f"dataset.path={tmp_path}/images.npz", "model=vit", "model.depth=2", "model.width=16")
-    runs = [
-        train(*words, "precision=mixed_bfloat16", "epochs=3", f"memory={mode}", cwd=tmp_path / mode)
-        for mode in ("stock", "lean", "recompute")
-    ]
-    stock, lean, recompute = (run.metrics["train/loss"] for run in runs)
-    assert abs(lean - stock) < 0.02 * stock
+def test_all_go_through_the_same_losses_to_bfloat16s_rounding(runs: dict[str, Tracked]) -> None:
+    stock, lean, recompute = (run.metrics["train/loss"] for run in runs.values())
+    assert abs(lean - stock) < 0.03 * stock
     assert abs(recompute - lean) < 0.005 * lean
 
 
