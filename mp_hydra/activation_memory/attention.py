@@ -25,6 +25,7 @@ from mp_hydra.activation_memory.dropout import drawn_seed, is_lean_rate, packed,
 from mp_hydra.activation_memory.first_order import first_order
 from mp_hydra.activation_memory.kernels import kernel
 from mp_hydra.activation_memory.ordering import after
+from mp_hydra.activation_memory.second_run import is_second_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,16 +151,17 @@ def _attention(query: Any, key: Any, value: Any, heads: _Heads) -> Any:
     import tensorflow as tf
 
     def function(query: Any, key: Any, value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        p = _probabilities(query, key, heads)
+        kept = (p,) if is_second_run() else ()
+
         @first_order
-        def gradient(output_gradient: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-            p = _probabilities(_held(output_gradient, query), key, heads)
+        def gradient(output_gradient: Any, query: Any, key: Any, value: Any, *kept: Any) -> tuple[Any, Any, Any]:
+            (p,) = kept or (_probabilities(_held(output_gradient, query), key, heads),)
             dp = _products(output_gradient, value)
             ds, weights = _score_gradient(dp, p, _row_sums(_shares(dp, p)), *heads.masks, **heads.static)
             return _weighted(ds, key), _weighted_keys(ds, query), _weighted_keys(weights, output_gradient)
 
-        return _weighted(tf.cast(_probabilities(query, key, heads), query.dtype), value), lambda dy: gradient(
-            dy, query, key, value
-        )
+        return _weighted(tf.cast(p, query.dtype), value), lambda dy: gradient(dy, query, key, value, *kept)
 
     return tf.custom_gradient(function)(query, key, value)
 
@@ -169,17 +171,18 @@ def _attention_with_dropout(query: Any, key: Any, value: Any, heads: _Heads, *, 
 
     def function(query: Any, key: Any, value: Any) -> tuple[Any, Callable[[Any], Any]]:
         p = _probabilities(query, key, heads)
+        kept = (p,) if is_second_run() else ()
         dropped, bits = _drop(p, uniform(p, seed, query.dtype), *heads.masks, rate=rate, causal=heads.causal)
 
         @first_order
-        def gradient(output_gradient: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-            p = _probabilities(_held(output_gradient, query), key, heads)
+        def gradient(output_gradient: Any, query: Any, key: Any, value: Any, *kept: Any) -> tuple[Any, Any, Any]:
+            (p,) = kept or (_probabilities(_held(output_gradient, query), key, heads),)
             dp = _products(output_gradient, value)
             sums = _row_sums(_dropped_shares(dp, p, bits, *heads.masks, rate=rate, causal=heads.causal))
             ds, weights = _dropped_score_gradient(dp, p, sums, bits, *heads.masks, rate=rate, **heads.static)
             return _weighted(ds, key), _weighted_keys(ds, query), _weighted_keys(weights, output_gradient)
 
-        return _weighted(dropped, value), lambda dy: gradient(dy, query, key, value)
+        return _weighted(dropped, value), lambda dy: gradient(dy, query, key, value, *kept)
 
     return tf.custom_gradient(function)(query, key, value)
 

@@ -39,7 +39,8 @@ def depthwise_conv_of(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        x, kernel, strides, padding = given["inputs"], given["kernel"], given["strides"], given["padding"].upper()
+        x, strides, padding = given["inputs"], given["strides"], given["padding"].upper()
+        kernel = tf.convert_to_tensor(given["kernel"])  # a layer gives its variable
         last = (given["data_format"] or keras.config.image_data_format()) == "channels_last"
         strides, dilation = ({s} if isinstance(s, int) else set(s) for s in (strides, given["dilation_rate"]))
         if not last or len(strides) != 1 or dilation != {1} or not _fits(x, kernel):

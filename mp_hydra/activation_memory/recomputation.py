@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.activation_memory.second_run import second_run
 from mp_hydra.errors import ModelError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class _Part:
         return grads if strangers is None else (grads, of_strangers)
 
     def _again(self, tape: Any, inputs: Sequence[Any], values: Sequence[Any]) -> _Run:
-        with self.surroundings.entered(), tape:
+        with self.surroundings.entered(), second_run(), tape:
             tape.watch([x for x in inputs if x.dtype.is_floating])
             tape.watch([x for v, x in zip(self.variables, values, strict=True) if _differentiable(v)])
             return self.run(inputs, values, tape)

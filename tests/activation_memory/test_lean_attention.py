@@ -139,10 +139,15 @@ def test_a_bias_a_scale_that_is_a_tensor_and_float64_are_left_to_keras(case: str
 
 
 def test_fewer_heads_of_keys_than_of_queries_agree_with_keras() -> None:
+    import tensorflow as tf
+
     query, _, _, do = _tensors("bfloat16", heads=4)
     _, key, value, _ = _tensors("bfloat16", heads=2)
-    stock, lean = (_run([query, key, value, do], lean=on) for on in (False, True))
-    for one, other in zip(stock, lean, strict=True):
+    try:
+        stock = _run([query, key, value, do], lean=False)
+    except tf.errors.InvalidArgumentError:
+        pytest.skip("this Keras wants as many heads of keys as of queries")
+    for one, other in zip(stock, _run([query, key, value, do], lean=True), strict=True):
         np.testing.assert_allclose(other, one, rtol=0.02, atol=0.02)
 
 

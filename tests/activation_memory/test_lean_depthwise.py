@@ -85,6 +85,28 @@ def test_strided_gradient_of_the_input_is_a_forward_convolution_for_a_batch_of_a
     assert "DepthwiseConv2dNativeBackpropInput" not in _operations()
 
 
+def test_gradient_of_a_layer_reaches_its_float32_variable() -> None:
+    import keras
+    import tensorflow as tf
+
+    x, kernel, dy = _samples((9, 9), 3, 2, "valid")
+    layer = keras.layers.DepthwiseConv2D(3, strides=2, use_bias=False, dtype="mixed_bfloat16")
+    layer.build(x.shape)
+    layer.kernel.assign(kernel)
+
+    def step(x: Any, dy: Any) -> Any:
+        with lean_functions(), tf.GradientTape() as tape:
+            y = layer(x)
+        return tape.gradient(y, layer.kernel.value, dy)
+
+    function = tf.function(step, autograph=False)
+    assert function(x, dy).dtype == tf.float32
+    *_, right = _gradients([x, kernel, dy], "float64", lean=False, strides=2)
+    assert _error(tf.cast(function(x, dy), tf.float64).numpy(), right) < 0.003
+    types = [op.type for op in function.get_concrete_function(x, dy).graph.get_operations()]
+    assert types.count("DepthwiseConv2dNativeBackpropFilter") > 1
+
+
 @pytest.mark.parametrize("other", [{"dtype": "float32"}, {"dtype": "float16"}, {"multiplier": 2}])
 def test_what_it_is_not_made_for_is_left_to_keras(other: dict[str, Any]) -> None:
     assert "DepthwiseConv2dNativeBackpropInput" in _operations(**other)

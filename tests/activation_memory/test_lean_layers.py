@@ -403,7 +403,7 @@ def test_eager_tape_holds_no_further_tensor_of_the_inputs_size(kind: str) -> Non
         del tape
         alone = in_use()
         assert y.dtype == x.dtype
-        return (both - alone) / x.shape.num_elements()
+        return float((both - alone) / x.shape.num_elements())
 
     def in_use() -> int:
         gc.collect()

@@ -103,7 +103,7 @@ class Subclassed(keras.Model):
         self.blocks = [Block(8, name=f"block_{i}") for i in range(2)]
         self.pool = layers.GlobalAveragePooling2D()
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, training: bool | None = None) -> Any:  # which `fit` gives only to who has it
         x = self.first(x)
         for block in self.blocks:
             x = block(x)
