@@ -79,6 +79,24 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """What is computed twice.
+
+    Attributes:
+        segments: how many parts of the model.
+        flops: their share of the multiplications and additions of the forward pass; None where that is not known.
+    """
+
+    segments: int
+    flops: float | None
+
+    @property
+    def price(self) -> float | None:
+        """More work in a step: a backward pass has twice the products of a forward pass."""
+        return None if self.flops is None else self.flops / 3
+
+
+@dataclass(frozen=True)
 class Model:
     """A model, its data and how it will be trained.
 
@@ -95,7 +113,7 @@ class Model:
         rounding_heads: paths of those that compute the outputs, or hand them on, in 16 bits.
         rounded_ids: paths of Embedding layers that receive ids in 16 bits, with the dtype.
         peak_input: the largest magnitude among the inputs; None where it is not known.
-        segments: of a model that recomputes activations, how many; None for one that does not.
+        recomputed: of a model that recomputes activations, what; None for one that does not.
     """
 
     policy: str
@@ -110,7 +128,7 @@ class Model:
     rounding_heads: Sequence[str] = ()
     rounded_ids: Sequence[tuple[str, str]] = field(default_factory=list)
     peak_input: float | None = None
-    segments: int | None = None
+    recomputed: Recomputed | None = None
 
 
 @dataclass(frozen=True)

@@ -277,8 +277,10 @@ def _stays_stock(model: Model) -> Iterator[Finding]:
 
 
 def _recomputes(model: Model) -> Iterator[Finding]:
-    if model.segments is not None:
-        what = f"{model.segments} segments are computed again in the backward pass, so that their tensors are not kept"
+    if model.recomputed is not None:
+        what = f"{model.recomputed.segments} segments are computed again in the backward pass instead of being kept"
+        if model.recomputed.flops is not None and model.recomputed.price is not None:
+            what += f": {model.recomputed.flops:.0%} of the forward pass, about {model.recomputed.price:.0%} more work in a step"
         yield Finding("recomputes", Severity.note, (), what, "memory=lean spares the time of it")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mp_hydra.activation_memory.install import is_lean, stock_calls
 from mp_hydra.activation_memory.recomputation import plain_calls
-from mp_hydra.audit.facts import Layer, Model
+from mp_hydra.audit.facts import Layer, Model, Recomputed
 from mp_hydra.audit.kernels import missing
 from mp_hydra.audit.tracing import SIXTEEN_BIT, Trace, Traced, UntraceableError, trace
 from mp_hydra.layer_overrides import located
@@ -60,8 +60,10 @@ def gather(
         memory: what was done to the model so that it keeps less.
     """
     traced, problem = _traced(model, inputs, batch_size)
-    if traced is not None and memory is not None and memory.recompute is not None:
-        _recomputed(traced, model, memory.recompute, batch_size)
+    recomputed = None
+    if memory is not None and memory.recompute is not None:
+        share = _give_up(traced, model, memory.recompute, batch_size) if traced is not None else None
+        recomputed = Recomputed(len(memory.recompute.segments), share)
     parts = _parts(model)
     patterns = [re.compile(text) for text in pinned]
     stock = memory.lean.stock if memory and memory.lean else {}
@@ -97,7 +99,7 @@ def gather(
         rounding_heads=[path_of(layer) for layer in seen.rounding_heads()],
         rounded_ids=[(path_of(layer), dtype) for layer, dtype in seen.rounded_ids],
         peak_input=_peak(inputs) if peak_input is None else peak_input,
-        segments=len(memory.recompute.segments) if memory and memory.recompute else None,
+        recomputed=recomputed,
     )
 
 
@@ -123,8 +125,9 @@ def _traced(model: Any, inputs: Any, batch_size: int) -> tuple[Trace | None, str
     return found, None
 
 
-def _recomputed(traced: Trace, model: Any, report: RecomputeReport, batch_size: int) -> None:
-    """What is kept of recomputed layers is what later ones use of them: it counts as the last one's."""
+def _give_up(traced: Trace, model: Any, report: RecomputeReport, batch_size: int) -> float | None:
+    """Of recomputed layers is kept what later ones use of them: it counts as the last one's. Gives their share of the FLOPs."""
+    flops, total = 0, sum(traced.total().flops.values())
     layers = [(path_of(layer), traced.layers.get(id(layer))) for layer in layers_of(model)]
     for part in report.segments:
         inside = [found for path, found in layers if found and any(f"{path}/".startswith(f"{p}/") for p in part.layers)]
@@ -132,9 +135,11 @@ def _recomputed(traced: Trace, model: Any, report: RecomputeReport, batch_size: 
             found.kept_bytes = 0
         if not inside:
             continue
+        flops += sum(sum(found.flops.values()) for found in inside)
         last = inside[-1]
         size = 2 if set(last.output_dtypes) & set(SIXTEEN_BIT) else 4
         last.kept_bytes = last.output_elements * size if part.kept_bytes is None else part.kept_bytes * batch_size
+    return flops / total if total else None
 
 
 def _parts(model: Any) -> dict[int, str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mp_hydra.isolation.devices import Slot
     from mp_hydra.isolation.display import Display
     from mp_hydra.isolation.interrupts import Interrupts
+    from mp_hydra.isolation.jobs import Progress
     from mp_hydra.isolation.observers import Observers
     from mp_hydra.isolation.plan import Plan
     from mp_hydra.isolation.request import JobFiles, Request, Will
@@ -58,6 +59,17 @@ class _Running:
     started: bool = False
     reported_at: int = 0  # modification time of the latest report, nanoseconds
 
+    def report(self) -> Progress | None:
+        """What the job has said since this was last asked; None for nothing new."""
+        try:
+            modified = os.stat(self.files.progress).st_mtime_ns  # noqa: PTH116 - four times a second
+        except OSError:
+            return None
+        found = progress.read(self.files.progress) if modified != self.reported_at else None
+        if found is not None:
+            self.reported_at = modified
+        return found
+
 
 class Batch:
     """The jobs of one launch."""
@@ -73,7 +85,8 @@ class Batch:
         self._waiting: deque[Plan] = deque()
         self._running: dict[int, _Running] = {}  # by the server's number
         self._endings: dict[int, Ending] = {}  # by the job's number
-        self._news: deque[tuple[Plan, Ending | None]] = deque()  # not yet told; None: it has started
+        # Not yet told: the ending, None at the start, and the last word of the job itself.
+        self._news: deque[tuple[Plan, Ending | None, Progress | None]] = deque()
         self._server: Server = surroundings.method.server
         self._task = ""
         self._put_back: set[int] = set()  # numbers of jobs that a server died before starting
@@ -147,14 +160,15 @@ class Batch:
                 self._end(event.job, judged)
             else:
                 running.started = True
-                self._news.append((running.plan, None))
+                self._news.append((running.plan, None, None))
 
     def _end(self, number: int, ending: Ending) -> None:
         running = self._running.pop(number)
         self._free.append(running.slot)
+        last = running.report()
         self._server.forget(number)
         self._endings[running.plan.job.number] = ending
-        self._news.append((running.plan, ending))
+        self._news.append((running.plan, ending, last))
 
     def _lose(self) -> None:
         """The server died: so have its jobs; those that it did not come to start wait for the next one, once."""
@@ -170,22 +184,19 @@ class Batch:
 
     def _tell(self, display: Display) -> None:
         while self._news:
-            plan, ending = self._news.popleft()
+            plan, ending, last = self._news.popleft()
             if ending is None:
                 display.started(plan.job)
                 self._observers.tell("job_started", plan.job)
             else:
+                if last is not None:  # written after the last look at it
+                    display.progress(plan.job, last)
                 display.ended(plan.job, ending.end)
                 self._observers.tell("job_ended", plan.job, ending.end)
 
     def _watch(self, display: Display) -> None:
         for running in self._running.values():
-            try:
-                modified = os.stat(running.files.progress).st_mtime_ns  # noqa: PTH116 - four times a second
-            except OSError:
-                continue
-            if modified != running.reported_at and (report := progress.read(running.files.progress)) is not None:
-                running.reported_at = modified
+            if (report := running.report()) is not None:
                 display.progress(running.plan.job, report)
 
     def _stop(self, display: Display) -> None:

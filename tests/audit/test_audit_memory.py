@@ -80,6 +80,31 @@ def test_what_a_lean_layer_computes_in_is_told_as_before(scope: Scope) -> None:
     assert "norm" in [layer.path for layer in lean.layers if layer.inside == "float32"]
 
 
+def test_recomputed_layers_keep_what_others_use_of_them_and_the_price_is_told(scope: Scope) -> None:
+    inputs = keras.Input((SIDE, SIDE, CHANNELS))
+    x = inputs
+    for block in range(3):
+        x = keras.layers.Conv2D(CHANNELS, 1, use_bias=False, name=f"conv_{block}")(x)
+        x = keras.layers.BatchNormalization(name=f"norm_{block}")(x)
+        x = keras.layers.Activation("relu", name=f"relu_{block}")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    deep = keras.Model(inputs, keras.layers.Dense(2, dtype="float32", name="head")(x))
+    lean = gathered(deep, scope, "lean")
+    again = gathered(keras.models.clone_model(deep), scope, "recompute", "block")
+    assert again.recomputed is not None
+    assert again.recomputed.segments >= 1
+    assert again.recomputed.flops is not None
+    # Each convolution has the same share: three of them are all but the head.
+    convolutions = 3 * SIDE * SIDE * CHANNELS * CHANNELS
+    share = convolutions / (convolutions + 2 * CHANNELS)
+    assert any(again.recomputed.flops == pytest.approx(count * share / 3) for count in (1, 2, 3))
+    assert again.recomputed.price == again.recomputed.flops / 3
+    assert reach(again).kept_bytes < reach(lean).kept_bytes  # type: ignore[union-attr]
+    (note,) = [found for found in findings(again) if found.code == "recomputes"]
+    assert f"{again.recomputed.flops:.0%} of the forward pass" in note.reason
+    assert "recomputes" not in [found.code for found in findings(lean)]
+
+
 def test_layer_that_stays_stock_is_a_note_with_the_reason_and_a_clean_model_has_none(scope: Scope) -> None:
     codes = [found.code for found in findings(gathered(normalised(), scope, "lean"))]
     assert "stays_stock" not in codes

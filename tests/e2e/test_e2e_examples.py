@@ -42,6 +42,10 @@ CASES = {
     "precision_by_seed.sh": Case(values=TWO_PRECISIONS),
     "loss_scales.sh": Case(values={"SCALES": "1,1024"}),
     "batch_sizes.sh": Case(values={"PRECISIONS": "fp32", "SIZES": "64,128"}),
+    "memory_modes.sh": Case(
+        ("model.depth=1", "model.width=16"), {"PRECISIONS": "mixed_bfloat16", "MODES": "stock,lean"}
+    ),
+    "largest_batches.sh": Case(values={"PRECISIONS": "fp32", "SIZES": "64,max", "LIMIT": "1GB"}),
     "models_by_precision.sh": Case((), {"MODELS": "mlp,cnn", "PRECISIONS": "mixed_bfloat16"}),
     "optuna_search.sh": Case((*MLP, "hydra.sweeper.n_trials=2"), needs="optuna"),
     "ray_cluster.sh": Case((*MLP, "+hydra.launcher.init.include_dashboard=false"), TWO_SEEDS, needs="ray"),

@@ -608,9 +608,10 @@ def test_reports_of_running_jobs_reach_the_display(tmp_path: Path, monkeypatch: 
 
         report(Progress(0.5, "half", {"loss": 2.0}))
         time.sleep(0.6)
+        report(Progress(1.0, "whole", {"loss": 1.0}))  # and ends at once
 
     launch(task, tmp_path, [[]])
-    assert shown == [(0, Progress(0.5, "half", {"loss": 2.0}))]
+    assert shown == [(0, Progress(0.5, "half", {"loss": 2.0})), (0, Progress(1.0, "whole", {"loss": 1.0}))]
 
 
 # Observers
