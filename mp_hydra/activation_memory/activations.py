@@ -12,10 +12,10 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
-from mp_hydra.activation_memory.affine import computed_again, origin_of
 from mp_hydra.activation_memory.first_order import first_order
 from mp_hydra.activation_memory.kernels import kernel
 from mp_hydra.activation_memory.ordering import after
+from mp_hydra.activation_memory.origin import Affine, computed_again, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def _elementwise(x: Any, forward: Callable[..., Any], gradient: Callable[..., An
     if not is_lean_tensor(x):
         return NotImplemented
 
-    origin = origin_of(x)
+    origin = origin_of(x, Affine)
 
     def function(x: Any) -> tuple[Any, Callable[[Any], Any]]:
         kept, backward = ((x,), gradient) if origin is None else (origin.tensors, _of_origin(gradient))

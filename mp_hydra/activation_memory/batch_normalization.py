@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mp_hydra.activation_memory.affine import Affine, remember
 from mp_hydra.activation_memory.first_order import first_order
 from mp_hydra.activation_memory.kernels import kernel
 from mp_hydra.activation_memory.normalization import normalize, parameter_gradients
+from mp_hydra.activation_memory.origin import Affine, remember
 from mp_hydra.activation_memory.xla_context import being_compiled_by_xla, must_order
 
 _SMALLEST_CUDNN_EPSILON = 1.001e-5  # CUDNN_BN_MIN_EPSILON, with what TensorFlow adds for rounding

@@ -3,7 +3,8 @@
 oneDNN, with which TensorFlow runs these operations on CPUs, has no fast bfloat16 kernel for the gradient of the input where there
 are strides, nor for that of the kernel where this is larger than 3 x 3: they take 3 to 25 times as long as in float32. Here the
 first is the forward convolution of the gradient, spread out by the strides, with the kernel turned round; the second is taken in
-float32, some channels at a time. Both are rounded once. What is kept is what stock Keras keeps.
+float32, some channels at a time. Both are rounded once. What is kept is what stock Keras keeps, but for the margins of an input
+that was padded before: the tensor without them is padded again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mp_hydra.activation_memory.activations import is_lean_tensor
 from mp_hydra.activation_memory.first_order import first_order
+from mp_hydra.activation_memory.origin import Padded, origin_of
 from mp_hydra.activation_memory.xla_context import being_compiled_by_xla
 
 if TYPE_CHECKING:
@@ -47,16 +49,22 @@ def depthwise_conv_of(original: Callable[..., Any]) -> Callable[..., Any]:
             return NotImplemented
         (stride,) = strides
 
+        padded = origin_of(x, Padded)
+
         def function(x: Any, kernel: Any) -> tuple[Any, Callable[[Any], Any]]:
             @first_order
-            def gradient(dy: Any, x: Any, kernel: Any) -> tuple[Any, Any]:
+            def gradient(dy: Any, kept: Any, kernel: Any) -> tuple[Any, Any]:
+                with tf.control_dependencies([dy]):
+                    x = kept if padded is None else tf.pad(kept, padded.paddings)
                 of_kernel = _kernel_gradient(dy, x, kernel, stride, padding)
                 with tf.control_dependencies([of_kernel]):  # the last use of x, before the pass goes on
                     return _input_gradient(dy, x, kernel, stride, padding), of_kernel
 
             again = signature.bind(*args, **kwargs)
             again.arguments.update(inputs=x, kernel=kernel)
-            return original(*again.args, **again.kwargs), lambda dy: gradient(dy, x, kernel)
+            return original(*again.args, **again.kwargs), lambda dy: gradient(
+                dy, x if padded is None else padded.x, kernel
+            )
 
         return tf.custom_gradient(function)(x, kernel)
 

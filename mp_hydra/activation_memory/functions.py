@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mp_hydra.activation_memory import activations, attention, depthwise, dropout
+from mp_hydra.activation_memory import activations, attention, depthwise, dropout, origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +56,7 @@ _MHA = "keras.src.layers.attention.multi_head_attention:MultiHeadAttention"
 _GQA = "keras.src.layers.attention.grouped_query_attention:GroupedQueryAttention"
 _ATTENTION_PARAMETERS = ("self", "query", "key", "value", "attention_mask", "training")
 _CONVOLUTION_PARAMETERS = ("inputs", "kernel", "strides", "padding", "data_format", "dilation_rate")
+_PAD_PARAMETERS = ("x", "pad_width", "mode", "constant_values")
 _TARGETS = (
     _Target(_NN, "gelu", activations.gelu),
     _Target(_NN, "silu", activations.silu),
@@ -68,6 +69,7 @@ _TARGETS = (
     _Target(_MHA, "_compute_attention", attention.compute_attention_of, made_of=True, required=_ATTENTION_PARAMETERS),
     _Target(_GQA, "_compute_attention", attention.compute_attention_of, made_of=True, required=_ATTENTION_PARAMETERS),
     _Target("keras.src.backend.tensorflow.random", "dropout", dropout.dropout),
+    _Target("keras.src.backend.tensorflow.numpy", "pad", origin.pad_of, made_of=True, required=_PAD_PARAMETERS),
     _Target(_NN, "depthwise_conv", depthwise.depthwise_conv_of, made_of=True, required=_CONVOLUTION_PARAMETERS),
 )
 

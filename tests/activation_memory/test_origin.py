@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import mp_hydra
-from mp_hydra.activation_memory.affine import origin_of
 from mp_hydra.activation_memory.functions import lean_functions
 from mp_hydra.activation_memory.layers import replacement
+from mp_hydra.activation_memory.origin import Affine, Padded, origin_of
 
 SHAPE = (16, 8, 8, 16)
 KEEPING = ("silu", "gelu", "mish", "hard_silu")
@@ -97,7 +97,47 @@ def test_nothing_is_noted_where_the_normalisation_does_not_keep_its_input() -> N
     assert found.call is not None
     x = tf.ones(SHAPE, tf.bfloat16)
     with lean_functions():
-        assert origin_of(found.call(x, training=True)) is not None
-        assert origin_of(found.call(x, training=False)) is None
+        assert origin_of(found.call(x, training=True), Affine) is not None
+        assert origin_of(found.call(x, training=False), Affine) is None
         layer.trainable = False
-        assert origin_of(found.call(x, training=True)) is None
+        assert origin_of(found.call(x, training=True), Affine) is None
+
+
+def test_depthwise_convolution_of_a_padded_tensor_keeps_it_without_its_margins() -> None:
+    """The gradients are those of stock Keras' accuracy, and what is kept is the activation's own result."""
+    x = tf.cast(np.random.default_rng(0).normal(size=(4, 6, 6, 16)), tf.bfloat16)
+    upstream = tf.cast(np.random.default_rng(1).normal(size=(4, 4, 4, 16)), tf.bfloat16)
+    layer = keras.layers.DepthwiseConv2D(3, strides=2, use_bias=False, dtype="mixed_bfloat16")
+    layer.build((4, 9, 9, 16))
+
+    def step(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            y = layer(keras.ops.pad(tf.nn.relu6(z), ((0, 0), (1, 2), (2, 1), (0, 0))))
+        return (y, *tape.gradient(y, [z, layer.kernel.value], output_gradients=upstream))
+
+    exact = [tf.cast(part, tf.float64).numpy() for part in step(x)]
+    with lean_functions():
+        found = [tf.cast(part, tf.float64).numpy() for part in step(x)]
+        graph = tf.function(step).get_concrete_function(tf.TensorSpec(x.shape, x.dtype)).graph
+        padded = keras.ops.pad(x, ((0, 0), (1, 2), (2, 1), (0, 0)))
+        assert origin_of(padded, Padded) == Padded(x, ((0, 0), (1, 2), (2, 1), (0, 0)))
+        assert origin_of(keras.ops.pad(x, ((0, 0), (1, 2), (2, 1), (0, 0)), constant_values=1.0), Padded) is None
+        assert origin_of(keras.ops.pad(x, ((0, 0), (1, 2), (2, 1), (0, 0)), mode="reflect"), Padded) is None
+    for mine, theirs in zip(found, exact, strict=True):
+        assert np.linalg.norm(mine - theirs) <= 6e-3 * np.linalg.norm(theirs)
+    margins = [op for op in graph.get_operations() if op.type == "Pad" and tuple(op.inputs[0].shape) == x.shape]
+    assert len(margins) == 2
+    assert _readers(margins[0].outputs[0]) == {"DepthwiseConv2dNative"}
+
+
+def _readers(tensor: Any) -> set[str]:
+    """Types of the operations that read a tensor, behind identities."""
+    found: set[str] = set()
+    for op in tensor.consumers():
+        if op.type in {"Identity", "IdentityN"}:
+            place = [i for i, given in enumerate(op.inputs) if given is tensor]
+            found |= {kind for i in place for kind in _readers(op.outputs[i])}
+        else:
+            found.add(op.type)
+    return found
