@@ -103,11 +103,11 @@ class Traced:
         work: elements computed in each floating-point dtype, moves and casts not counted.
         flops: multiplications and additions of matrix products and convolutions, forward, for a whole batch, by dtype.
         kept_bytes: of a batch, kept for the backward pass.
-        kept_bytes_stock: the same with the layers as Keras has them; None where the model trains just so.
         kept_bytes_float32: the same, if everything computed in float32: each tensor once, however often it was cast.
         kernels: what runs in 16 bits, forward and backward.
         infinite: operations that make a 16-bit constant of inf or nan.
         hazards: operations that overflow float16 easily: "exp", "sum of squares".
+        kept_bytes_stock: `kept_bytes` with the layers as Keras has them; None where the model trains just so.
     """
 
     input_dtypes: tuple[str, ...] = ()
@@ -116,11 +116,11 @@ class Traced:
     work: Counter[str] = field(default_factory=Counter)
     flops: Counter[str] = field(default_factory=Counter)
     kept_bytes: int = 0
-    kept_bytes_stock: int | None = None
     kept_bytes_float32: int = 0
     kernels: set[Kernel] = field(default_factory=set)
     infinite: set[str] = field(default_factory=set)
     hazards: set[str] = field(default_factory=set)
+    kept_bytes_stock: int | None = None
 
     @property
     def computes_in(self) -> str | None:

@@ -14,9 +14,10 @@ from tests.e2e.app_driver import BRIEF, Tracked, small_images, tracked, train, t
 if TYPE_CHECKING:
     from pathlib import Path
 
+MODEL = ("model=resnet", "model.depth=8", "batch_size=64", "precision=mixed_bfloat16")
 RESNET = (
     *("dataset=synthetic", "dataset.kind=image", "dataset.shape=[16,16,3]", "dataset.size=128", "dataset.test_size=32"),
-    *("model=resnet", "model.depth=8", "batch_size=64", "precision=mixed_bfloat16"),
+    *MODEL,
 )
 
 
@@ -25,7 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tracked]:
     """The same training in each mode."""
     folder = tmp_path_factory.mktemp("modes")
     small_images(folder / "images.npz", side=16, train_size=128)
-    words = (*RESNET, "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
+    words = (*MODEL, "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
     return {mode: train(*words, f"memory={mode}", cwd=folder / mode) for mode in ("stock", "auto", "recompute")}
 
 
