@@ -65,7 +65,8 @@ def test_json_holds_policy_warnings_findings_reach_and_every_layer() -> None:
 def test_reach_is_the_share_of_parameters_flops_and_bytes_worked_out_by_hand() -> None:
     reach = json.loads(Audit.of(MODEL).json())["reach"]
     assert reach == {
-        "parameters": 40 / 100, "flops": 600 / 800, "kept_bytes": 6144, "kept_bytes_float32": 8192, "kept_bytes_stock": 6144, "kept_ratio": 0.75,
+        "parameters": 40 / 100, "flops": 600 / 800, "kept_bytes": 6144, "kept_bytes_float32": 8192,
+        "kept_bytes_stock": 6144, "kept_ratio": 0.75,
     }  # fmt: skip
 
 
