@@ -109,7 +109,7 @@ def _follow(process: subprocess.Popen[bytes], answer: Path, heard: Callable[[Any
 def death(code: int, said: str) -> str:
     r"""Why a process ended that gave no answer, from its exit code and its output.
 
-    >>> death(1, "Traceback ...\\nImportError: libcudnn\n")
+    >>> death(1, "Traceback ...\nImportError: libcudnn\n")
     'its process ended with 1: ImportError: libcudnn'
     """
     if code < 0:
