@@ -7,24 +7,21 @@ moving statistics and draw seeds twice.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.activation_memory.graph_costs import blocks, divisible, graph_of, pieces_of
 from mp_hydra.activation_memory.recomputation import recomputed, wanted
-from mp_hydra.activation_memory.segments import Segment, Step, segments
 from mp_hydra.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mp_hydra.activation_memory.segments import Segment
+
 KEY = "memory.recompute"
 BLOCK = "block"
 _REPORT = "_mp_hydra_recompute"
-# TensorFlow operations whose results are views or copies that the backward pass does not read.
-_FREE = {"Reshape", "Identity", "IdentityN", "ExpandDims", "Squeeze", "StopGradient"}
-_VIEWS = {"Reshape", "Flatten", "Identity", "ExpandDims", "Squeeze"}  # layers and operations of Keras
 _LAST = "its backward pass follows at once"
 _NO_GAIN = "it would keep as much as it gives up"
 
@@ -99,7 +96,7 @@ def recompute(model: Any, every: str | int | Sequence[str] = BLOCK) -> Recompute
             install.layer(layer)
     elif every == BLOCK or (isinstance(every, int) and not isinstance(every, bool) and every > 0):
         count = every if isinstance(every, int) else 1
-        if _graph_of(model) is None and count != 1:
+        if graph_of(model) is None and count != 1:
             raise ConfigError(KEY, every, "a model without a graph has no segments to join; give 'block' or patterns")
         install.inside(model, every=count, outermost=True)
     else:
@@ -140,12 +137,12 @@ class _Installation:
 
     def inside(self, model: Any, *, every: int = 1, outermost: bool = False) -> None:
         """Recompute what a model or container holds, in segments of its graph or by layer."""
-        graph = _graph_of(model)
+        graph = graph_of(model)
         if graph is not None:
             self._graph(graph, every, outermost=outermost)
             return
-        for layer in _blocks(model):
-            if _divisible(layer):
+        for layer in blocks(model):
+            if divisible(layer):
                 self.inside(layer, every=every)
             else:
                 self.layer(layer)
@@ -163,7 +160,7 @@ class _Installation:
         self.parts.append(Part((where,), None, recomputed=True))
 
     def _graph(self, graph: Any, every: int, *, outermost: bool) -> None:
-        nodes, pieces = _pieces(graph, every=every, outermost=outermost)
+        nodes, pieces = pieces_of(graph, every=every, outermost=outermost)
         for piece in pieces:
             operations = [node.operation for node in nodes[piece.first : piece.end]]
             if piece.alone:
@@ -256,110 +253,6 @@ def _named(model: Any, patterns: Sequence[str]) -> list[Any]:
     except ConfigError as error:
         raise ConfigError(KEY, error.value, error.problem) from error
     return [layers[i][0] for i in chosen if places[i].parent not in chosen]
-
-
-def _graph_of(model: Any) -> Any:
-    """The functional model that runs a model's graph; None if it has no graph."""
-    from keras import Sequential
-    from keras.src.models.functional import Functional
-
-    graph = model._functional if isinstance(model, Sequential) else model  # noqa: SLF001
-    return graph if isinstance(graph, Functional) and hasattr(graph, "_run_through_graph") else None
-
-
-def _nodes(graph: Any) -> list[Any]:
-    """The nodes of a graph, as Keras runs them."""
-    by_depth = graph._nodes_by_depth  # noqa: SLF001
-    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
-
-
-def _pieces(graph: Any, *, every: int, outermost: bool) -> tuple[list[Any], list[Segment]]:
-    nodes = _nodes(graph)
-    steps = [_step(node) for node in nodes]
-    return nodes, segments(steps, [id(x) for x in graph.outputs], last_too=not outermost, every=every)
-
-
-def _divisible(operation: Any) -> bool:
-    """Whether to look inside: it has several segments of its own, or holds several blocks of one class of the user's."""
-    import keras
-
-    if not isinstance(operation, keras.layers.Layer):
-        return False
-    graph = _graph_of(operation)
-    if graph is not None:
-        _, pieces = _pieces(graph, every=1, outermost=False)
-        return sum(piece.recomputed or piece.alone for piece in pieces) > 1
-    classes = Counter(type(x) for x in _blocks(operation) if not type(x).__module__.startswith("keras."))
-    return any(count > 1 for count in classes.values())
-
-
-def _blocks(container: Any) -> list[Any]:
-    """The layers held directly that hold layers themselves."""
-    return [layer for layer in container._layers if layer._layers]  # noqa: SLF001
-
-
-def _step(node: Any) -> Step:
-    if _divisible(node.operation):
-        return Step([id(x) for x in node.input_tensors], [(id(x), _bytes(x)) for x in node.outputs], 0, alone=True)
-    return Step([id(x) for x in node.input_tensors], [(id(x), _bytes(x)) for x in node.outputs], _inside(node))
-
-
-def _inside(node: Any) -> int:
-    """About the bytes per sample that a node's backward pass needs, its results included."""
-    operation, results = node.operation, sum(_bytes(x) for x in node.outputs)
-    if type(operation).__name__ in _VIEWS:
-        return 0
-    if getattr(operation, "_layers", None):
-        return max(
-            results, _traced_bytes(node) // 2
-        )  # about half of a layer's operations have gradients that read them
-    activation = getattr(operation, "activation", None)
-    fused = activation is not None and getattr(activation, "__name__", "") != "linear" and len(operation.weights) > 0
-    return 2 * results if fused else results
-
-
-def _bytes(tensor: Any) -> int:
-    """Per sample; an unknown dimension counts as 1."""
-    import tensorflow as tf
-
-    return int(prod(d or 1 for d in tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size)
-
-
-def _traced_bytes(node: Any) -> int:
-    """The bytes per sample of all floating-point tensors that come of a node's inputs, by tracing it."""
-    import keras
-    import tensorflow as tf
-
-    samples, unknown = 4, 16
-
-    def stand_in(x: Any) -> Any:
-        if not isinstance(x, keras.KerasTensor):
-            return x
-        shape = [samples, *(d or unknown for d in x.shape[1:])]
-        return tf.compat.v1.placeholder(x.dtype, shape)
-
-    operation, arguments = node.operation, node.arguments
-    graph = tf.__internal__.FuncGraph("traced_bytes")
-    with graph.as_default(), keras.StatelessScope():
-        args, kwargs = keras.tree.map_structure(stand_in, (arguments.args, arguments.kwargs))
-        try:
-            operation(*args, **kwargs | ({"training": True} if operation._call_has_training_arg else {}))  # noqa: SLF001
-        except Exception:  # noqa: BLE001 - a layer that cannot be traced has its results for an estimate
-            return 0
-    total, dependent = (
-        0,
-        {op for op in graph.get_operations() if op.type == "Placeholder" and op not in _captures(graph)},
-    )
-    for op in graph.get_operations():
-        if any(x.op in dependent for x in op.inputs):
-            dependent.add(op)
-            floats = [x for x in op.outputs if x.dtype.is_floating and x.shape.is_fully_defined()]
-            total += 0 if op.type in _FREE else sum(x.shape.num_elements() * x.dtype.size for x in floats)
-    return int(total // samples)
-
-
-def _captures(graph: Any) -> set[Any]:
-    return {x.op for x in graph.internal_captures}
 
 
 def _all_of(operations: Sequence[Any]) -> list[Any]:
