@@ -15,7 +15,7 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as from the repository's root, installed or not
 
@@ -25,7 +25,7 @@ from mp_hydra.app import composed
 from mp_hydra.errors import UserError
 from mp_hydra.forecast.dry_run import measure
 from mp_hydra.forecast.ladder import FIRST, Goal
-from mp_hydra.forecast.line import REACH
+from mp_hydra.forecast.line import REACH, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,8 +46,7 @@ class Case:
         precision: its name.
         memory: "stock", "lean" or "recompute".
         batch_size: that was forecast and run.
-        predicted_bytes: the forecast of its peak.
-        band: how far the peak may lie from it, by the forecast's own words, as a share.
+        line: through the dry runs.
         measured_bytes: the peak.
     """
 
@@ -55,14 +54,30 @@ class Case:
     precision: str
     memory: str
     batch_size: int
-    predicted_bytes: int
-    band: float
+    line: Line
     measured_bytes: int
+
+    @property
+    def predicted_bytes(self) -> int:
+        """The forecast of the peak."""
+        return self.line.bytes_at(self.batch_size)
+
+    @property
+    def band(self) -> float:
+        """How far the peak may lie from it, by the forecast's own words, as a share."""
+        return self.line.band_at(self.batch_size)
 
     @property
     def error(self) -> float:
         """By which share of the measured peak the forecast lies above it."""
         return self.predicted_bytes / self.measured_bytes - 1
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Case:
+        """From what `asdict` gave, after JSON made lists of its tuples."""
+        line = values["line"]
+        points = tuple((size, peak) for size, peak in line["points"])
+        return cls(**{**values, "line": Line(points, line["state_bytes"], line["gradient_bytes"])})
 
 
 def forecast_and_run(entry: Entry, precision: str, memory: str, dry_runs: Sequence[int]) -> Case:
@@ -75,7 +90,7 @@ def forecast_and_run(entry: Entry, precision: str, memory: str, dry_runs: Sequen
     config = composed([*entry.overrides(size), f"precision={precision}", f"memory={memory}", "tracking=off"])
     line = measure(config, Goal(exactly=tuple(dry_runs)), directory=ROOT).line
     truth = measure(config, Goal(exactly=(size,)), directory=ROOT).points[0]
-    return Case(entry.name, precision, memory, size, line.bytes_at(size), line.band_at(size), truth.peak_bytes)
+    return Case(entry.name, precision, memory, size, line, truth.peak_bytes)
 
 
 def cases(models: Sequence[str], precisions: Sequence[str], modes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -135,13 +150,19 @@ def main() -> None:
     parser.add_argument("--dry-runs", nargs="+", type=int, default=list(FIRST), metavar="BATCH", help="batch sizes")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--read", nargs="+", type=Path, metavar="FILE", help="files of --json: their figures instead of new ones"
+    )
     options = parser.parse_args()
     found: list[Case] = []
     failed: list[str] = []
-    for model, precision, mode in cases(options.models, options.precisions, options.memory):
+    for file in options.read or ():
+        found += [Case.of(values) for values in json.loads(file.read_text(encoding="utf-8"))]
+    wanted = () if options.read else cases(options.models, options.precisions, options.memory)
+    for model, precision, mode in wanted:
         try:
             case = forecast_and_run(ZOO[model], precision, mode, options.dry_runs)
-        except UserError as error:  # noqa: PERF203 - the others go on
+        except UserError as error:
             failed.append(f"{model} {precision} {mode} failed: {error}")
             print(failed[-1], file=sys.stderr)
         else:

@@ -60,9 +60,25 @@ def settle(config: Mapping[str, Any], *, directory: Path, find: Callable[..., La
     if config["batch_size"] != "max":
         return Sized(config)
     from mp_hydra.forecast import largest_batch
-    from mp_hydra.sizes import parse
+    from mp_hydra.sizes import parse, shown
 
     limit = config["memory"]["limit"]
-    found = (find or largest_batch)(config, memory=None if limit is None else parse(limit), directory=directory)
+    _say("starting a dry run in a process of its own")
+    found = (find or largest_batch)(
+        config,
+        memory=None if limit is None else parse(limit),
+        directory=directory,
+        heard=lambda point: _say(f"a batch of {point.batch_size} took {shown(point.peak_bytes)}"),
+        trying=lambda size: _say(f"trying out a batch of {size}"),
+    )
     log.info("batch_size=max comes to %s: %s", found.batch_size, found.reason)
     return Sized({**config, "batch_size": found.batch_size}, found)
+
+
+def _say(what: str) -> None:
+    """Let the user see that something goes on, in the log and in the table of a sweep's jobs: it may take minutes."""
+    from mp_hydra.isolation.jobs import Progress
+    from mp_hydra.isolation.progress import report
+
+    log.info("batch_size=max: %s", what)
+    report(Progress(0.0, what))

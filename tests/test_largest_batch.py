@@ -50,7 +50,7 @@ def test_forecast_is_asked_with_the_limit_in_bytes_and_its_answer_is_recorded(tm
     asked: list[Any] = []
 
     def find(config: Any, **settings: Any) -> LargestBatch:
-        asked.append((config["batch_size"], settings))
+        asked.append((config["batch_size"], {key: settings[key] for key in ("memory", "directory")}))
         return answer(LargestBatch)
 
     config = {"batch_size": "max", "memory": {"limit": "2GiB"}}
@@ -60,6 +60,36 @@ def test_forecast_is_asked_with_the_limit_in_bytes_and_its_answer_is_recorded(tm
     assert sized.config["batch_size"] == 136
     assert sized.tags() == {"mp_hydra.batch_size_requested": "max", "mp_hydra.batch_size_reason": "it fits"}
     assert json.loads((tmp_path / "forecast.json").read_text())["batch_size"] == 136
+
+
+def test_the_log_and_the_table_of_jobs_say_what_goes_on_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mp_hydra.forecast import LargestBatch
+    from mp_hydra.forecast.dry_run import Point
+    from mp_hydra.isolation import progress
+
+    shown: list[Any] = []
+
+    def find(_config: Any, *, heard: Any, trying: Any, **_: Any) -> LargestBatch:
+        shown.append(progress.read(tmp_path / "progress"))
+        heard(Point(8, (3 * 1024**2,), (1024,), 1024**2, 0, 0, input_apart=True, seconds=0.1))
+        trying(136)
+        return answer(LargestBatch)
+
+    progress.report_to(tmp_path / "progress")
+    caplog.set_level("INFO")
+    try:
+        settle({"batch_size": "max", "memory": {"limit": None}}, directory=tmp_path, find=find)
+    finally:
+        progress.report_to(None)
+    assert [(report.fraction, report.text) for report in shown] == [(0.0, "starting a dry run in a process of its own")]
+    assert caplog.messages == [
+        "batch_size=max: starting a dry run in a process of its own",
+        "batch_size=max: a batch of 8 took 4.00 MiB",
+        "batch_size=max: trying out a batch of 136",
+        "batch_size=max comes to 136: it fits",
+    ]
 
 
 def answer(kind: type[LargestBatch]) -> LargestBatch:

@@ -91,6 +91,7 @@ def largest_batch(
     verify: bool = True,
     allowance: int | None = None,
     heard: Callable[[Point], None] | None = None,
+    trying: Callable[[int], None] = lambda _: None,
 ) -> LargestBatch:
     """The largest batch size that a run of this config can have on this machine.
 
@@ -104,6 +105,7 @@ def largest_batch(
         allowance: bytes of the memory that are left to others than the allocator; None for the default: none of a memory that is
             given or a GPU's, 1 GiB of main memory.
         heard: receives each dry run as soon as it is there.
+        trying: receives each batch size before it is tried out.
 
     Raises:
         ConfigError: if the memory is not known and not given.
@@ -121,7 +123,7 @@ def largest_batch(
     if memory is not None and own is not None and own < memory:
         room = replace(room, total_bytes=own, source=f"{room.source}, but no more is available here")
     search = Search(config, measured, room, directory, beside=pipeline(measured))
-    return search.largest(verify=verify)
+    return search.largest(verify=verify, trying=trying)
 
 
 def pipeline(measured: Measured) -> Beside:
