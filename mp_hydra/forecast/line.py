@@ -1,8 +1,9 @@
 """From the peaks of a few small batches to those of larger ones: the rules, as pure functions of numbers.
 
 While a training step runs, the memory in use at each moment is a part that does not depend on the batch plus one that is
-proportional to it. The peak is the largest of these sums: piecewise linear in the batch, its slope never falling, and the part
-that does not grow can only be gradients and what goes with the weights. Measured peaks scatter by some percent about that, since
+proportional to it. The peak is the largest of these sums: piecewise linear in the batch, its slope never falling. At the moments
+which make the peak of large batches, what does not grow is gradients and what goes with the weights; at those of small ones it can be
+a kernel's workspace, too. Measured peaks scatter by some percent about that, since
 parallel operations run in another order each time, and small batches are computed by other kernels.
 
 >>> line = Line(((8, 100), (16, 180), (32, 340)), state_bytes=20, gradient_bytes=20)
@@ -21,7 +22,7 @@ REACH = 4  # times the largest dry run: so far the near band holds
 SCATTER = 0.03  # between batches that were dry-run: how far a peak lies from that of another time
 NEAR = 0.08  # up to REACH
 DOUBLED = 0.04  # what each further doubling adds
-UNSETTLED = 2.0  # how much wider all bands are where no two slopes agree
+UNSETTLED = 2.0  # how much wider, at least, all bands are where no line is found
 STEP = 8  # batch sizes that are proposed are multiples of it: tensor cores want them
 _WEIGHT_COPIES = 2  # what does not grow: the gradients, and at most as much again for 16-bit weights and updates
 
@@ -53,8 +54,8 @@ class Line:
 
     @property
     def settled(self) -> bool:
-        """Whether the last two slopes agree."""
-        return len(self._agreeing) > 2  # noqa: PLR2004 - points, of which three have two slopes
+        """Whether the last two slopes agree, and what does not grow is no more than can stay when the batch does."""
+        return len(self._agreeing) > 2 and not self._overtaken  # noqa: PLR2004 - points, of which three have two slopes
 
     @cached_property
     def _agreeing(self) -> tuple[tuple[int, int], ...]:
@@ -66,11 +67,10 @@ class Line:
         return points[first:]
 
     @cached_property
-    def _fit(self) -> tuple[float, float]:
-        """Part that does not grow, without the state, and bytes for each further sample.
+    def _free(self) -> tuple[float, float]:
+        """Part that does not grow, without the state, and bytes for each further sample: what the last points say by themselves.
 
-        Least squares with weights 1/peak, as the scatter grows with the peak; then the first part is brought between 0 and what
-        can be in it.
+        Least squares with weights 1/peak, as the scatter grows with the peak.
         """
         points = [(size, float(peak - self.state_bytes)) for size, peak in self._agreeing]
         weights = [1 / max(peak, 1.0) for _, peak in points]
@@ -84,13 +84,48 @@ class Line:
             sum(w * (size - mean_size) * (peak - mean_peak) for w, (size, peak) in zip(weights, points, strict=True))
             / spread
         )
-        constant = mean_peak - slope * mean_size
-        within = min(max(constant, 0.0), float(_WEIGHT_COPIES * self.gradient_bytes))
+        return mean_peak - slope * mean_size, slope
+
+    @property
+    def _lasting(self) -> float:
+        """The most that can be in the part that does not grow, at the moments which a large batch makes the peak."""
+        return float(_WEIGHT_COPIES * self.gradient_bytes)
+
+    @cached_property
+    def _fit(self) -> tuple[float, float]:
+        """As `_free`, the first part brought between 0 and what can be in it."""
+        constant, slope = self._free
+        within = min(max(constant, 0.0), self._lasting)
         if within != constant:
+            points = [(size, float(peak - self.state_bytes)) for size, peak in self._agreeing]
+            weights = [1 / max(peak, 1.0) for _, peak in points]
             slope = sum(w * s * (p - within) for w, (s, p) in zip(weights, points, strict=True)) / sum(
                 w * s**2 for w, (s, _) in zip(weights, points, strict=True)
             )
         return within, max(slope, 0.0)
+
+    @cached_property
+    def _overtaken(self) -> bool:
+        """Whether the peaks are those of a moment whose workspace does not grow, so that another moment will have larger ones.
+
+        That is so where the two lines which bound the forecast, the free one and one with a part that can last, lie further apart
+        than the band at `REACH`.
+        """
+        if len(self.points) < 2:  # noqa: PLR2004 - no slope
+            return False
+        size = REACH * self.largest_dry_run
+        least, most = self._least_at(size), self._most_at(size, self._lasting)
+        return most - least > NEAR * (most + least)
+
+    def _least_at(self, batch_size: int) -> float:
+        """Beyond the dry runs: the slope of a largest of lines never falls."""
+        constant, slope = self._free
+        return self.state_bytes + constant + max(slope, 0.0) * batch_size
+
+    def _most_at(self, batch_size: int, constant: float) -> float:
+        """Beyond the dry runs: a moment with this part that does not grow had no more than the peak at the last one."""
+        largest, peak = self.points[-1]
+        return self.state_bytes + constant + (peak - self.state_bytes - constant) * batch_size / largest
 
     def bytes_at(self, batch_size: int) -> int:
         """The peak at a batch size: measured, between two measured ones, or on the line through the last ones.
@@ -100,21 +135,28 @@ class Line:
         peaks = _rising([peak for _, peak in self.points])
         sizes = [size for size, _ in self.points]
         if batch_size >= sizes[-1]:
-            constant, slope = self._fit
-            beyond = 0.0 if batch_size == sizes[-1] else self.state_bytes + constant + slope * batch_size
-            return max(peaks[-1], round(beyond))
+            return peaks[-1] if batch_size == sizes[-1] else max(peaks[-1], round(self._beyond(batch_size)))
         if batch_size <= sizes[0]:
             return peaks[0]
         place = max(index for index, size in enumerate(sizes) if size <= batch_size)
         share = (batch_size - sizes[place]) / (sizes[place + 1] - sizes[place])
         return round(peaks[place] + share * (peaks[place + 1] - peaks[place]))
 
+    def _beyond(self, batch_size: int) -> float:
+        if self._overtaken:  # it lies between the two
+            return (self._least_at(batch_size) + self._most_at(batch_size, self._lasting)) / 2
+        constant, slope = self._fit
+        return self.state_bytes + constant + slope * batch_size
+
     def band_at(self, batch_size: int) -> float:
         """How far the true peak may lie from `bytes_at`, as a share of it, either way."""
         if batch_size <= self.largest_dry_run:
             return SCATTER
         further = max(math.log2(batch_size / (REACH * self.largest_dry_run)), 0.0)
-        return (NEAR + DOUBLED * further) * (1.0 if self.settled else UNSETTLED)
+        if self.settled:
+            return NEAR + DOUBLED * further
+        widest = self._most_at(batch_size, 0.0) / self.bytes_at(batch_size) - 1 if self._overtaken else 0.0
+        return max((NEAR + DOUBLED * further) * UNSETTLED, widest)
 
     def is_measured(self, batch_size: int) -> bool:
         """Whether this batch size was dry-run."""

@@ -80,7 +80,7 @@ class ByPrecision:
         precision: its name.
         device: where it was measured; None if it could not be.
         samples: training samples of the data set.
-        settled: whether the slopes of the peaks agreed.
+        settled: whether the peaks lay on a line that large batches will follow.
         stopped: why there were no larger dry runs, although they would have served; None where they would not.
         rows: by batch size.
         largest: the largest batch that fits the memory; None if there is none.
@@ -101,7 +101,7 @@ class ByPrecision:
         if self.problem is not None:
             yield self.problem
         if self.rows and not self.settled:
-            yield "the slopes did not agree, so its bands are twice as wide"
+            yield "the dry runs lie on no line that large batches will follow, so its bands are at least twice as wide"
         if self.rows and self.stopped is not None:
             yield f"no larger dry runs: {self.stopped}"
         if self.largest is None:
