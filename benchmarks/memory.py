@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as from the repo
 
 import mp_hydra
 from benchmarks.zoo import ZOO, Entry
+from mp_hydra.report_files import markdown_table
 from mp_hydra.telemetry.memory import AllocatorMemory, count_every_cpu_allocation, take_one_region, variables_bytes
 
 if TYPE_CHECKING:
@@ -303,8 +304,7 @@ def text(rows: Sequence[Sequence[str]]) -> str:
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     head, *body = rows
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join(markdown_table(head, body))
 
 
 def main() -> None:

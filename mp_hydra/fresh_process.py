@@ -18,11 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.host_memory import be_killed_first
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _POLL = 0.1  # seconds between looks at what the process has said
-_KILLED_FIRST = "500"  # of 1000: where memory runs out, the kernel is to take this process and not the one that asked
 
 
 class NoAnswerError(Exception):
@@ -127,7 +128,7 @@ def serve(answered: Callable[[Any, Callable[[Any], None]], Any]) -> None:
     """
     asked, answer = map(Path, sys.argv[1:])
     request = pickle.loads(asked.read_bytes())  # noqa: S301 - written by `ask`
-    _be_killed_first()
+    be_killed_first()
     with answer.open("a", encoding="utf-8") as file:
 
         def say(kind: str, content: Any) -> None:
@@ -148,10 +149,3 @@ def one_line(error: Exception) -> str:
 
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:500]
     return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
-
-
-def _be_killed_first() -> None:
-    try:
-        Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, encoding="ascii")
-    except OSError:  # not Linux, or not allowed: the kernel chooses by size
-        return

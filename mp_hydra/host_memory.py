@@ -1,9 +1,12 @@
-"""Main memory that a process can still have."""
+"""Main memory: what a process can still have of it, and who goes first where it runs out."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
+
+_KILLED_FIRST = "500"  # of 1000: oom_score_adj, see proc(5)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -35,3 +38,9 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
+
+
+def be_killed_first() -> None:
+    """Where memory runs out, let the kernel take this process, and not the one that started it."""
+    with contextlib.suppress(OSError):  # not Linux, or not allowed: the kernel chooses by size
+        Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, encoding="ascii")

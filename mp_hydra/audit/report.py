@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mp_hydra.audit.facts import Layer, Model, Reach, reach
 from mp_hydra.audit.findings import Finding, Severity, findings
+from mp_hydra.report_files import markdown_table, save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,17 +88,12 @@ class Audit:
         lines = [f"# Precision of each layer under {self.policy}", "", self.summary(), ""]
         lines += [f"- **{found.severity.value}** ({found.code}) {found.line()}" for found in self.findings]
         lines += [""] if self.findings else []
-        lines += [f"| {' | '.join(_COLUMNS)} |", f"|{'---|' * 6}{'---:|' * 4}"]
-        lines += [f"| {' | '.join(self._row(layer))} |" for layer in self.layers]
+        lines += markdown_table(_COLUMNS, [self._row(layer) for layer in self.layers], left=_NUMBERS)
         return "\n".join(lines) + "\n"
 
     def save(self, directory: Path) -> list[Path]:
         """Write audit.json and audit.md into `directory`, which is made where it is missing."""
-        directory.mkdir(parents=True, exist_ok=True)
-        paths = [directory / "audit.json", directory / "audit.md"]
-        for path, content in zip(paths, (self.json(), self.markdown()), strict=True):
-            path.write_text(content, encoding="utf-8")
-        return paths
+        return save(directory, "audit", json=self.json(), markdown=self.markdown())
 
     def show(self, console: Console) -> None:
         """Print table, findings and summary."""

@@ -2,9 +2,9 @@
 
 While a training step runs, the memory in use at each moment is a part that does not depend on the batch plus one that is
 proportional to it. The peak is the largest of these sums: piecewise linear in the batch, its slope never falling. At the moments
-which make the peak of large batches, what does not grow is gradients and what goes with the weights; at those of small ones it can be
-a kernel's workspace, too. Measured peaks scatter by some percent about that, since
-parallel operations run in another order each time, and small batches are computed by other kernels.
+that make the peak of large batches, what does not grow is gradients and what goes with the weights; at those of small ones it
+can be a kernel's workspace, too. Measured peaks scatter by some percent about that, since parallel operations run in another
+order each time, and small batches are computed by other kernels.
 
 >>> line = Line(((8, 100), (16, 180), (32, 340)), state_bytes=20, gradient_bytes=20)
 >>> round(line.bytes_at(128)), line.band_at(128)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from mp_hydra.forecast.line import REACH
+from mp_hydra.report_files import markdown_table, save
 from mp_hydra.sizes import shown
 
 if TYPE_CHECKING:
@@ -149,23 +150,19 @@ class Forecast:
 
     def markdown(self) -> str:
         """The forecast as two tables and notes."""
-        lines = [f"# {self.title}", "", *_table(_PEAKS, self._peak_rows(), left=1), ""]
+        lines = [f"# {self.title}", "", *markdown_table(_PEAKS, self._peak_rows()), ""]
         if self.memory is not None:
             lines += [
                 f"## Largest batch for {self._memory_line()}",
                 "",
-                *_table(_LARGEST, self._largest_rows(), left=1),
+                *markdown_table(_LARGEST, self._largest_rows()),
                 "",
             ]
         return "\n".join([*lines, *(f"- {note}" for note in self.notes())]) + "\n"
 
     def save(self, directory: Path) -> list[Path]:
         """Write forecast.json and forecast.md into `directory`, which is made where it is missing."""
-        directory.mkdir(parents=True, exist_ok=True)
-        paths = [directory / "forecast.json", directory / "forecast.md"]
-        for path, content in zip(paths, (self.json(), self.markdown()), strict=True):
-            path.write_text(content, encoding="utf-8")
-        return paths
+        return save(directory, "forecast", json=self.json(), markdown=self.markdown())
 
     def show(self, console: Console) -> None:
         """Print tables and notes."""
@@ -238,8 +235,3 @@ class Forecast:
                 ]
             )
         return cells
-
-
-def _table(columns: Sequence[str], cells: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    marks = ["---" if index < left else "---:" for index in range(len(columns))]
-    return [f"| {' | '.join(columns)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in cells)]

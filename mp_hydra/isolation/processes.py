@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mp_hydra.host_memory import be_killed_first
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -26,7 +28,6 @@ JOB_VARIABLE = "MP_HYDRA_ISOLATED_JOB"  # in the environment of a job and of all
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_KILLED_FIRST = "500"  # of 1000: where memory runs out, the kernel is to take a job and not its launcher
 _PATIENCE = 5.0  # seconds that a process may take to go after SIGKILL
 _libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
 
@@ -57,8 +58,7 @@ def become_job(parent: int) -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the kernel knew that we care
             os._exit(1)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, encoding="ascii")
+        be_killed_first()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

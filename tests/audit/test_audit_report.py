@@ -98,7 +98,7 @@ def test_markdown_is_heading_summary_findings_and_a_row_for_each_layer() -> None
         f"- **warning** (out_of_reach) {Audit.of(MODEL).warnings[0]}",
         "",
         "| layer | class | policy | computes in | in | out | parameters | outputs | kept in fp32 | kept |",
-        "|---|---|---|---|---|---|---:|---:|---:|---:|",
+        "| --- | --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
         "| body | Dense | mixed_float16 | float16 | float16 | float16 | 40 | 4 | 4.0 KiB | 2.0 KiB |",
         "| norm | BatchNormalization | mixed_float16 | float32 inside | float16 | float16 | 8 | 4 | 4.0 KiB | 4.0 KiB |",
         "| head | Dense | float32, given | float32 | float32 | float32 | 52 | 1 | 0 | 0 |",
