@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mp_hydra.audit.tracing import SIXTEEN_BIT, Traced
+from mp_hydra.audit.operations import SIXTEEN_BIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mp_hydra.audit.tracing import Traced
     from mp_hydra.precision import LayerRecord
 
 

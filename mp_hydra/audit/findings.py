@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mp_hydra.audit.facts import reach
 from mp_hydra.audit.kernels import FAILS
-from mp_hydra.audit.tracing import SIXTEEN_BIT
+from mp_hydra.audit.operations import SIXTEEN_BIT
 from mp_hydra.precision import COMPUTE_DTYPES
 from mp_hydra.probe import ID_LIMITS, SATURATING
 

@@ -10,7 +10,8 @@ from mp_hydra.activation_memory.install import is_lean, stock_calls
 from mp_hydra.activation_memory.recomputation import plain_calls
 from mp_hydra.audit.facts import Layer, Model, Recomputed
 from mp_hydra.audit.kernels import missing
-from mp_hydra.audit.tracing import SIXTEEN_BIT, Trace, Traced, UntraceableError, trace
+from mp_hydra.audit.operations import SIXTEEN_BIT
+from mp_hydra.audit.tracing import Trace, Traced, UntraceableError, trace
 from mp_hydra.layer_overrides import located
 from mp_hydra.precision import census, layers_of, path_of
 from mp_hydra.probe import activation_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mp_hydra.audit.tracing import Kernel
+    from mp_hydra.audit.operations import Kernel
 
 FAILS = "the step fails"
 FALLS_BACK = "it runs on the CPU, with a copy there and back"

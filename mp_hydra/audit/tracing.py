@@ -12,84 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from mp_hydra.audit import operations
 from mp_hydra.layer_calls import dtypes_of, intercepted
 from mp_hydra.seeds import seeds_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-SIXTEEN_BIT = ("float16", "bfloat16")
-
-# What moves or makes numbers, without computing them.
-_MOVES = frozenset(
-    {
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "AssignVariableOp",
-        "BroadcastTo",
-        "Cast",
-        "ConcatV2",
-        "Const",
-        "ExpandDims",
-        "Fill",
-        "GatherNd",
-        "GatherV2",
-        "Identity",
-        "IdentityN",
-        "If",
-        "NoOp",
-        "OnesLike",
-        "Pack",
-        "Pad",
-        "PadV2",
-        "PartitionedCall",
-        "Placeholder",
-        "PreventGradient",
-        "RandomUniform",
-        "Range",
-        "ReadVariableOp",
-        "Reshape",
-        "ResourceGather",
-        "ReverseV2",
-        "SelectV2",
-        "Shape",
-        "Slice",
-        "Split",
-        "SplitV",
-        "Squeeze",
-        "StatefulPartitionedCall",
-        "StatelessIf",
-        "StatelessRandomNormalV2",
-        "StatelessRandomUniformV2",
-        "StatelessWhile",
-        "StopGradient",
-        "StridedSlice",
-        "TensorListFromTensor",
-        "TensorListGetItem",
-        "TensorListReserve",
-        "TensorListSetItem",
-        "TensorListStack",
-        "Tile",
-        "Transpose",
-        "Unpack",
-        "Where",
-        "While",
-        "ZerosLike",
-    }
-)
-_VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "IdentityN"})
-_GIVEN = frozenset({"ReadVariableOp", "Const", "Placeholder", "VarHandleOp"})  # there anyway, kept or not
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """An operation and the types that decide which kernel runs it: ("MatMul", (("T", "float16"),))."""
-
-    op: str
-    types: tuple[tuple[str, str], ...]
 
 
 @dataclass
@@ -117,7 +45,7 @@ class Traced:
     flops: Counter[str] = field(default_factory=Counter)
     kept_bytes: int = 0
     kept_bytes_float32: int = 0
-    kernels: set[Kernel] = field(default_factory=set)
+    kernels: set[operations.Kernel] = field(default_factory=set)
     infinite: set[str] = field(default_factory=set)
     hazards: set[str] = field(default_factory=set)
     kept_bytes_stock: int | None = None
@@ -127,7 +55,7 @@ class Traced:
         """The dtype of most of the work; of the outputs, where a layer only moves numbers; None without numbers."""
         if self.work:
             return self.work.most_common(1)[0][0]
-        return next((dtype for dtype in self.output_dtypes if dtype in FLOATS), None)
+        return next((dtype for dtype in self.output_dtypes if dtype in operations.FLOATS), None)
 
 
 @dataclass(frozen=True)
@@ -241,7 +169,7 @@ class _Recorder:
         part = self.parts[id(operation)]
         part.input_dtypes = tuple(dict.fromkeys((*part.input_dtypes, *dtypes_of(arguments))))
         part.output_dtypes = tuple(dict.fromkeys((*part.output_dtypes, *dtypes_of(result))))
-        part.output_elements += sum(_elements(t) for t in keras.tree.flatten(result) if hasattr(t, "shape"))
+        part.output_elements += sum(operations.elements(t) for t in keras.tree.flatten(result) if hasattr(t, "shape"))
         return result
 
 
@@ -264,8 +192,8 @@ class _Reading:
 
     def trace(self) -> Trace:
         """Read it all."""
-        for key, operations in self._operations.items():
-            for index, op in enumerate(operations):
+        for key, added in self._operations.items():
+            for index, op in enumerate(added):
                 if key == id(self._main) and op.name not in self._needed:
                     continue
                 owner = self._owners.get((key, op.name))
@@ -277,27 +205,27 @@ class _Reading:
         return Trace(dict(self._parts), self._names)
 
     def _read(self, op: Any, part: Traced, repeats: int) -> None:
-        dtype = _dtype_of(op)
-        part.infinite |= _infinite(op)
+        dtype = operations.dtype_of(op)
+        part.infinite |= operations.infinite(op)
         if dtype is None:
             return
-        if dtype in SIXTEEN_BIT:
-            part.kernels |= _kernels([op])
-        if op.type in _MOVES:
+        if dtype in operations.SIXTEEN_BIT:
+            part.kernels |= operations.kernels([op])
+        if op.type in operations.MOVES:
             return
-        part.work[dtype] += repeats * max((_elements(t) for t in (*op.inputs, *op.outputs)), default=0)
-        part.flops[dtype] += repeats * _flops(op)
+        part.work[dtype] += repeats * max((operations.elements(t) for t in (*op.inputs, *op.outputs)), default=0)
+        part.flops[dtype] += repeats * operations.flops(op)
         if dtype == "float16":
-            part.hazards |= _hazards(op)
+            part.hazards |= operations.hazards(op)
 
     def _read_backward(self, op: Any) -> None:
         """An operation of the backward pass belongs to the layer whose tensors it reads."""
-        if _dtype_of(op) not in SIXTEEN_BIT:
+        if operations.dtype_of(op) not in operations.SIXTEEN_BIT:
             return
         owner = next(
             (o for t in op.inputs if (o := self._owners.get((id(self._main), t.op.name))) is not None), self._model
         )
-        self._parts[owner].kernels |= _kernels([op])
+        self._parts[owner].kernels |= operations.kernels([op])
 
     def _keep(self) -> None:
         """Count what the backward pass reads of the forward pass; in loops, what they push for it at each turn."""
@@ -305,29 +233,29 @@ class _Reading:
         read = [t for op in backward if op.name in self._needed for t in op.inputs]
         pushed = [
             op.inputs[1]
-            for key, operations in self._operations.items()
+            for key, added in self._operations.items()
             if key != id(self._main)
-            for op in operations
+            for op in added
             if op.type == "TensorListPushBack"
         ]
         kept: dict[tuple[int, str], Any] = {}
         for tensor in (*read, *pushed):
-            root = _root(tensor, casts=False)
-            if (id(root.graph), root.op.name) in self._owners and root.op.type not in _GIVEN:
+            root = operations.root(tensor, casts=False)
+            if (id(root.graph), root.op.name) in self._owners and root.op.type not in operations.GIVEN:
                 kept[id(root.graph), root.name] = root
         once: dict[tuple[int, str], Any] = {}
         for tensor in kept.values():
             owner, repeats = self._owner(tensor)
             if tensor.dtype.is_floating or tensor.dtype.is_bool:
-                self._parts[owner].kept_bytes += repeats * _elements(tensor) * tensor.dtype.size
-            root = _root(tensor, casts=True)
-            if root.op.type not in _GIVEN:
+                self._parts[owner].kept_bytes += repeats * operations.elements(tensor) * tensor.dtype.size
+            root = operations.root(tensor, casts=True)
+            if root.op.type not in operations.GIVEN:
                 once[id(root.graph), root.name] = root
         for tensor in once.values():
             if tensor.dtype.is_floating or tensor.dtype.is_bool:
                 owner, repeats = self._owner(tensor)
                 size = 4 if tensor.dtype.is_floating else tensor.dtype.size
-                self._parts[owner].kept_bytes_float32 += repeats * _elements(tensor) * size
+                self._parts[owner].kept_bytes_float32 += repeats * operations.elements(tensor) * size
 
     def _owner(self, tensor: Any) -> tuple[int, int]:
         key = (id(tensor.graph), tensor.op.name)
@@ -345,110 +273,6 @@ def _needed(graph: Any, wanted: Iterable[Any]) -> set[str]:
             waiting += [t.op for t in op.inputs]
             waiting += op.control_inputs
     return found
-
-
-def _root(tensor: Any, *, casts: bool) -> Any:
-    """The tensor that this one is a view of; with `casts`, also what it was cast from, as in float32 no cast would be."""
-    while True:
-        op = tensor.op
-        if op.type in _VIEWS:
-            tensor = op.inputs[tensor.value_index if op.type == "IdentityN" else 0]
-        elif casts and op.type == "Cast" and tensor.dtype.is_floating and op.inputs[0].dtype.is_floating:
-            tensor = op.inputs[0]
-        else:
-            return tensor
-
-
-def _elements(tensor: Any) -> int:
-    dims = tuple(tensor.shape) if getattr(tensor.shape, "rank", 0) is not None else ()
-    return math.prod(int(d or 1) for d in dims)
-
-
-def _dtype_of(op: Any) -> str | None:
-    """The floating-point dtype that an operation works on."""
-    for tensor in (*op.inputs, *op.outputs):
-        if tensor.dtype.base_dtype.name in FLOATS:
-            return str(tensor.dtype.base_dtype.name)
-    return None
-
-
-def _kernels(operations: Iterable[Any]) -> set[Kernel]:
-    found = set()
-    for op in operations:
-        if op.type in {
-            "Placeholder",
-            "Const",
-            "While",
-            "StatelessWhile",
-            "If",
-            "StatelessIf",
-            "PartitionedCall",
-            "NoOp",
-        }:
-            continue
-        types = [(a.name, op.get_attr(a.name).name) for a in op.op_def.attr if a.type == "type"]
-        found.add(Kernel(op.type, tuple(sorted(types))))
-    return found
-
-
-def _infinite(op: Any) -> set[str]:
-    """What turns a finite constant into inf or nan in 16 bits, or is such a constant."""
-    import tensorflow as tf
-
-    if not op.outputs or op.outputs[0].dtype.name not in SIXTEEN_BIT:
-        return set()
-    source = op.inputs[0].op if op.type == "Cast" else op
-    if source.type != "Const":
-        return set()
-    value = np.asarray(tf.make_ndarray(source.get_attr("value")), "float64")
-    with np.errstate(over="ignore"):
-        cast = value.astype("float16") if op.outputs[0].dtype.name == "float16" else value
-    if np.isfinite(cast).all():
-        return set()
-    finite = value[np.isfinite(value)]
-    return {f"{finite[np.argmax(np.abs(finite))]:g}" if source is not op and finite.size else "inf"}
-
-
-def _hazards(op: Any) -> set[str]:
-    if op.type == "Exp":
-        return {"exp"}
-    if op.type in {"Sum", "L2Loss"}:
-        inner = op.inputs[0].op
-        squared = inner.type == "Square" or (inner.type == "Mul" and inner.inputs[0] is inner.inputs[1])
-        if op.type == "L2Loss" or squared:
-            return {"sum of squares"}
-    return set()
-
-
-def _flops(op: Any) -> int:
-    """Multiplications and additions of a matrix product or convolution; 0 for anything else."""
-    kind = op.type
-    if kind in {"MatMul", "BatchMatMulV2", "BatchMatMul"}:
-        flag = "transpose_a" if kind == "MatMul" else "adj_x"
-        return 2 * _elements(op.outputs[0]) * int(op.inputs[0].shape[-2 if op.get_attr(flag) else -1] or 1)
-    if kind == "Einsum":
-        return _einsum_flops(op)
-    if kind in {"Conv2D", "Conv3D"}:
-        return 2 * _elements(op.outputs[0]) * math.prod(int(d or 1) for d in op.inputs[1].shape[:-1])
-    if kind == "DepthwiseConv2dNative":
-        return 2 * _elements(op.outputs[0]) * math.prod(int(d or 1) for d in op.inputs[1].shape[:2])
-    if kind in {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}:  # a transposed convolution
-        return 2 * _elements(op.inputs[2]) * math.prod(int(d or 1) for d in op.inputs[1].shape[:-1])
-    return 0
-
-
-def _einsum_flops(op: Any) -> int:
-    """Two for each combination of all indices; an ellipsis stands for those of the leading dimensions."""
-    sizes: dict[str, int] = {}
-    for term, tensor in zip(op.get_attr("equation").decode().split("->")[0].split(","), op.inputs, strict=True):
-        shape = [int(dim or 1) for dim in tensor.shape]
-        before, dots, after = term.partition("...")
-        if dots:
-            middle = shape[len(before) : len(shape) - len(after)]
-            sizes["..."] = max(sizes.get("...", 1), math.prod(middle))
-            shape = [*shape[: len(before)], *shape[len(shape) - len(after) :]]
-        sizes |= dict(zip(before + after, shape, strict=True))
-    return 2 * math.prod(sizes.values())
 
 
 @contextmanager

@@ -284,7 +284,7 @@ def test_under_a_gpu_what_lacks_a_kernel_there_falls_back_to_the_cpu() -> None:
     import tensorflow as tf
 
     from mp_hydra.audit.kernels import FALLS_BACK, missing
-    from mp_hydra.audit.tracing import Kernel
+    from mp_hydra.audit.operations import Kernel
 
     if not tf.sysconfig.get_build_info()["is_cuda_build"]:
         pytest.skip("this TensorFlow knows no GPU kernels")
