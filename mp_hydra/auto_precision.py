@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from mp_hydra import step_timing
 from mp_hydra.capabilities import Choice, candidates, choose, training_devices
-from mp_hydra.checks import AUTO_SETTINGS, problems
+from mp_hydra.checks import problems
+from mp_hydra.consistency import AUTO_SETTINGS
 from mp_hydra.precision import resolved_name
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mp_hydra.checks import TARGET_CURE, advice, leaves, problems, suggestion, with_floats
+from mp_hydra.checks import TARGET_CURE, advice, problems, suggestion, with_floats
+from mp_hydra.dotted_keys import leaves
 from mp_hydra.errors import ConfigError
 
 __all__ = ["GROUPS", "InvalidConfigError", "RunConfig", "advice", "problems", "register", "resolve", "suggestion"]

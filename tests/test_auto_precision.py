@@ -19,8 +19,8 @@ from mp_hydra import auto_precision, hardware, step_timing
 from mp_hydra.app import composed
 from mp_hydra.auto_precision import fastest, settle
 from mp_hydra.capabilities import Device
-from mp_hydra.checks import AUTO_SETTINGS
 from mp_hydra.config import InvalidConfigError
+from mp_hydra.consistency import AUTO_SETTINGS
 from mp_hydra.errors import ConfigError
 from mp_hydra.paths import conf_dir
 from mp_hydra.step_timing import Timing
