@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as from the repository's root, installed or not
 
-from benchmarks.memory import markdown, text
+from benchmarks.tables import markdown, text
 from benchmarks.zoo import ZOO, Entry
 from mp_hydra.app import composed
 from mp_hydra.errors import UserError

@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as from the repository's root, installed or not
 
 import mp_hydra
+from benchmarks.tables import markdown, text
 from benchmarks.zoo import ZOO, Entry
-from mp_hydra.report_files import markdown_table
 from mp_hydra.telemetry.memory import AllocatorMemory, count_every_cpu_allocation, take_one_region, variables_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 REFERENCE, STOCK, LEAN, RECOMPUTE = "stock:fp32", "stock:bf16", "lean:bf16", "recompute:bf16"
@@ -289,22 +289,20 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def text(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, all but the first to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    head, *body = rows
-    return "\n".join(markdown_table(head, body))
+def summary_table(figures: Figures, models: Sequence[str]) -> list[list[str]]:
+    """Rows of training memory and step time as shares of stock fp32: the table of README.md."""
+    variants = (STOCK, LEAN, RECOMPUTE)
+    rows = [
+        ["training memory (step time), times stock fp32", *(VARIANTS[variant] for variant in (REFERENCE, *variants))]
+    ]
+    for name in models:
+        full, seconds = (figures.middle(name, REFERENCE, quantity) for quantity in ("training", "step_s"))
+        cells = [f"{_shown(full and full / MB, ',.0f')} MB ({_shown(seconds, '.2f')} s)"]
+        for variant in variants:
+            memory, time = (figures.ratio(name, variant, REFERENCE, quantity) for quantity in ("training", "step_s"))
+            cells.append(f"{_shown(memory, '.2f')} ({_shown(time, '.2f')})")
+        rows.append([f"{ZOO[name].title}, batch {ZOO[name].batch}", *cells])
+    return rows
 
 
 def main() -> None:
@@ -319,6 +317,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--check", action="store_true", help="print the targets beside the figures")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="a file of --json: its figures instead of new ones")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -327,19 +326,25 @@ def main() -> None:
         print(json.dumps(measure(ZOO[name], variant, timed=timed)))
         return
     variants = options.variants
-    results, failed = run_all(
-        options.models, variants, options.rounds, ["--memory-only"] if options.memory_only else []
-    )
+    results: Results
+    failed: dict[tuple[str, str], str] = {}
+    if options.read:
+        known = json.loads(options.read.read_text(encoding="utf-8"))
+        results = {(found["model"], found["variant"]): found["rounds"] for found in known}
+    else:
+        words = ["--memory-only"] if options.memory_only else []
+        results, failed = run_all(options.models, variants, options.rounds, words)
     if options.json:
         content = [{"model": name, "variant": variant, "rounds": found} for (name, variant), found in results.items()]
         options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
     figures = Figures(results)
     tables = [memory_table(figures, options.models, variants), kept_table(figures, options.models, variants)]
     if not options.memory_only:
-        tables.insert(1, time_table(figures, options.models, variants, options.rounds))
+        tables.insert(1, time_table(figures, options.models, variants, max(map(len, results.values()), default=0)))
+        tables.insert(0, summary_table(figures, options.models))
     if options.check:
         tables.append(check_table(figures, options.models))
-    form: Callable[[Sequence[Sequence[str]]], str] = markdown if options.markdown else text
+    form = markdown if options.markdown else text
     print("\n\n".join(form(rows) for rows in tables))
     for (name, variant), problem in failed.items():
         print(f"{name} {VARIANTS[variant]} failed: {problem}")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as from the repository's root, installed or not
 
-from benchmarks.memory import markdown, text
+from benchmarks.tables import markdown, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

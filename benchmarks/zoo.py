@@ -39,6 +39,12 @@ class Entry:
     batch: int
     vocabulary: int | None = None
 
+    @property
+    def title(self) -> str:
+        """Name and size of a sample."""
+        size = "x".join(map(str, self.shape[:2])) if self.vocabulary is None else f"{self.shape[0]} tokens"
+        return f"{self.name}, {size}"
+
     def model(self) -> keras.Model:
         """Build it for its own shape."""
         return self.make(self.shape, CLASSES, self.vocabulary)
