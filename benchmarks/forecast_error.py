@@ -75,9 +75,8 @@ class Case:
     @classmethod
     def of(cls, values: dict[str, Any]) -> Case:
         """From what `asdict` gave, after JSON made lists of its tuples."""
-        line = values["line"]
-        points = tuple((size, peak) for size, peak in line["points"])
-        return cls(**{**values, "line": Line(points, line["state_bytes"], line["gradient_bytes"])})
+        points = tuple((size, peak) for size, peak in values["line"]["points"])
+        return cls(**{**values, "line": Line(**{**values["line"], "points": points})})
 
 
 def forecast_and_run(entry: Entry, precision: str, memory: str, dry_runs: Sequence[int]) -> Case:

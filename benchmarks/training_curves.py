@@ -99,7 +99,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mp_hydra_curves_") as folder:
         found = curves(sweep(options.overrides, options.modes, options.seeds, Path(folder)))
-    print((markdown if options.markdown else text)(table(found, *options.modes)))
+    rows = table(found, *options.modes)
+    print((markdown if options.markdown else text)(rows))
+    print(f"\nlargest of {len(rows) - 1} differences: {max(float(row[-1]) for row in rows[1:]):.1f} standard errors")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mp_hydra.errors import UserError
-from mp_hydra.forecast.ladder import Goal, following
+from mp_hydra.forecast.ladder import FIRST, Goal, following
 from mp_hydra.forecast.line import Line
 from mp_hydra.fresh_process import NoAnswerError, ask, serve
 from mp_hydra.host_memory import available_bytes
@@ -78,6 +78,7 @@ class Measured:
         samples: training samples of the data set.
         data_bytes: what the data set takes in the same memory: 0 on a GPU, as it stays in main memory.
         stopped: why there are no larger dry runs, although the goal asked for them; None where it did not.
+        kept_bytes: of each sample, what the backward pass reads of the forward pass; 0 where no trace was needed, or told it.
     """
 
     points: tuple[Point, ...]
@@ -86,11 +87,12 @@ class Measured:
     samples: int
     data_bytes: int
     stopped: str | None = None
+    kept_bytes: int = 0
 
     @property
     def line(self) -> Line:
         """Through the peaks."""
-        return line_through(self.points)
+        return line_through(self.points, self.kept_bytes)
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,16 @@ class Beside:
         return self.fixed_bytes + self.batches * point.input_bytes
 
 
-def line_through(points: Sequence[Point], beside: Beside = Beside()) -> Line:
+def line_through(points: Sequence[Point], kept_bytes: int, beside: Beside = Beside()) -> Line:
     """The line through the peaks of at least one point.
 
     Args:
         points: rising by batch size.
+        kept_bytes: as in `Measured`.
         beside: what to add to each peak.
     """
     peaks = tuple((point.batch_size, point.peak_bytes + beside.bytes_at(point)) for point in points)
-    return Line(peaks, points[0].state_bytes + beside.fixed_bytes, points[0].gradient_bytes)
+    return Line(peaks, points[0].state_bytes + beside.fixed_bytes, points[0].gradient_bytes, kept_bytes)
 
 
 def measure(
@@ -207,12 +210,18 @@ def _climb(trial: _Trial, goal: Goal, device_bytes: int | None, say: Callable[[A
     import tensorflow as tf
 
     points: list[Point] = []
+    kept: int | None = None
     began = time.perf_counter()
     spent_first = 0.0
     while True:
+        line = line_through(points, kept or 0) if points else None
+        if line is not None and kept is None and len(points) >= len(FIRST) and not line.settled:
+            kept = trial.kept_bytes()
+            say({"kept_bytes": kept})
+            continue
         step = following(
             goal,
-            line_through(points) if points else None,
+            line,
             available_bytes=device_bytes,
             seconds_left=goal.seconds - (time.perf_counter() - began - spent_first),
             seconds_needed=2 * (STEPS + 1) * points[-1].seconds if points else 0.0,
@@ -240,6 +249,22 @@ class _Trial:
         self._state = variables_bytes([*model.variables, *model.optimizer.variables, *model.metrics_variables])
         self._gradients = variables_bytes(model.trainable_variables)
         self._together = max(int(model.steps_per_execution), 1)  # so many batches are there at a time
+
+    def kept_bytes(self) -> int:
+        """Of each sample, what a traced backward pass reads of the forward pass; 0 where a trace does not tell.
+
+        XLA chooses itself what it keeps, and recomputation keeps what no trace can tell from the rest.
+        """
+        from mp_hydra.activation_memory.recompute import recomputes
+        from mp_hydra.audit.tracing import UntraceableError, trace
+
+        if self._model.jit_compile or recomputes(self._model):
+            return 0
+        samples = 8
+        try:
+            return trace(self._model, _batch(self._data, samples)[0], samples).total().kept_bytes // samples
+        except UntraceableError:
+            return 0
 
     def run(self, size: int) -> Point:
         """Train and evaluate on one batch, several times."""

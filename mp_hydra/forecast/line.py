@@ -24,7 +24,7 @@ NEAR = 0.08  # up to REACH
 DOUBLED = 0.04  # what each further doubling adds
 UNSETTLED = 2.0  # how much wider, at least, all bands are where no line is found
 STEP = 8  # batch sizes that are proposed are multiples of it: tensor cores want them
-_WEIGHT_COPIES = 2  # what does not grow: the gradients, and at most as much again for 16-bit weights and updates
+_WEIGHT_COPIES = 3  # what does not grow: gradients, the same unscaled or clipped, weights and gradients in 16 bits
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class Line:
         points: (batch size, peak in bytes), rising by batch size; at least one.
         state_bytes: the part of each peak that is there before and after a step.
         gradient_bytes: a gradient for each trainable variable.
+        kept_bytes: of each sample, the tensors of the forward pass that the backward pass reads; 0 where that is not known.
     """
 
     points: tuple[tuple[int, int], ...]
     state_bytes: int
     gradient_bytes: int
+    kept_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no line goes through."""
@@ -114,13 +116,19 @@ class Line:
         if len(self.points) < 2:  # noqa: PLR2004 - no slope
             return False
         size = REACH * self.largest_dry_run
-        least, most = self._least_at(size), self._most_at(size, self._lasting)
+        least, most = self._free_at(size), self._most_at(size, self._lasting)
         return most - least > NEAR * (most + least)
 
-    def _least_at(self, batch_size: int) -> float:
-        """Beyond the dry runs: the slope of a largest of lines never falls."""
+    def _free_at(self, batch_size: int) -> float:
+        """Beyond the dry runs the peak is at least this: the slope of a largest of lines never falls."""
         constant, slope = self._free
         return self.state_bytes + constant + max(slope, 0.0) * batch_size
+
+    def _kept_at(self, batch_size: int) -> int:
+        """What is there when the backward pass begins; 0 where the measured peaks belie it."""
+        largest, peak = self.points[-1]
+        believed = self.state_bytes + self.kept_bytes * largest <= peak
+        return self.state_bytes + self.kept_bytes * batch_size if believed else 0
 
     def _most_at(self, batch_size: int, constant: float) -> float:
         """Beyond the dry runs: a moment with this part that does not grow had no more than the peak at the last one."""
@@ -144,9 +152,10 @@ class Line:
 
     def _beyond(self, batch_size: int) -> float:
         if self._overtaken:  # it lies between the two
-            return (self._least_at(batch_size) + self._most_at(batch_size, self._lasting)) / 2
+            least = max(self._free_at(batch_size), self._kept_at(batch_size))
+            return (least + max(self._most_at(batch_size, self._lasting), least)) / 2
         constant, slope = self._fit
-        return self.state_bytes + constant + slope * batch_size
+        return max(self.state_bytes + constant + slope * batch_size, self._kept_at(batch_size))
 
     def band_at(self, batch_size: int) -> float:
         """How far the true peak may lie from `bytes_at`, as a share of it, either way."""

@@ -48,23 +48,48 @@ def test_the_part_that_does_not_grow_is_never_negative() -> None:
     assert line.bytes_at(128) == round(128 * slope) == 1703
 
 
-def test_the_part_that_does_not_grow_is_at_most_twice_the_gradients() -> None:
-    """(8, 120) and (16, 200) alone would give 40 fixed; with gradients of 10, no more than 20 is."""
-    line = Line(((8, 120), (16, 200)), state_bytes=0, gradient_bytes=10)
-    slope = (8 * 100 / 120 + 16 * 180 / 200) / (8 * 8 / 120 + 16 * 16 / 200)
-    assert line.bytes_at(64) == round(20 + 64 * slope)
+def test_the_part_that_does_not_grow_is_at_most_three_times_the_gradients() -> None:
+    """(8, 120) and (16, 200) alone would give 40 fixed; with gradients of 7, no more than 21 is."""
+    line = Line(((8, 120), (16, 200)), state_bytes=0, gradient_bytes=7)
+    slope = (8 * 99 / 120 + 16 * 179 / 200) / (8 * 8 / 120 + 16 * 16 / 200)
+    assert line.bytes_at(64) == round(21 + 64 * slope)
+
+
+def test_three_times_the_gradients_may_stay() -> None:
+    """ConvNeXtTiny of benchmarks/zoo.py in lean bfloat16, MB: 331 that do not grow, of gradients of 111."""
+    line = Line(((8, 738), (16, 826), (32, 970)), state_bytes=333, gradient_bytes=111)
+    assert line.settled
+    assert line.bytes_at(128) == pytest.approx(1947, rel=0.03)  # measured
+
+
+def overtaken(kept: int = 0) -> Line:
+    """120 + 10 a sample. A moment with 30 that do not grow had at most 440 at 32, so 12.8125 a sample; one with 0, 13.75.
+
+    At 128: 1400, or up to 1670, or up to 1760.
+    """
+    return Line(((8, 200), (16, 280), (32, 440)), state_bytes=0, gradient_bytes=10, kept_bytes=kept)
 
 
 def test_a_workspace_that_does_not_grow_will_be_overtaken_and_the_forecast_lies_between_the_two_lines() -> None:
-    """120 + 10 a sample. A moment with 20 that do not grow had at most 440 at 32, so 13.125 a sample; one with 0, 13.75.
-
-    At 128: 1400, or up to 1700, or up to 1760.
-    """
-    line = Line(((8, 200), (16, 280), (32, 440)), state_bytes=0, gradient_bytes=10)
+    line = overtaken()
     assert not line.settled
-    assert line.bytes_at(128) == (1400 + 1700) / 2
-    assert line.upper_at(128) == pytest.approx(1550 * (1 + UNSETTLED * NEAR), abs=1)  # which reaches further than 1760
+    assert line.bytes_at(128) == (1400 + 1670) / 2
+    assert line.upper_at(128) == pytest.approx(1535 * (1 + UNSETTLED * NEAR), abs=1)  # which reaches further than 1760
     assert after(line, Goal(batch_sizes=(128,), limit_bytes=1)).batch_size == 64
+
+
+def test_what_is_kept_for_the_backward_pass_is_a_floor_unless_the_peaks_belie_it() -> None:
+    assert overtaken(kept=12).bytes_at(128) == (12 * 128 + 1670) / 2
+    assert overtaken(kept=14).bytes_at(128) == overtaken().bytes_at(128)  # 448 at 32, where 440 were measured
+
+
+def test_the_floor_holds_where_slopes_still_rise() -> None:
+    """EfficientNetB0 of benchmarks/zoo.py in lean float16, in units of 10 kB: 400, then 525 a sample, of which 619 are kept."""
+    points = ((8, 14_900), (16, 18_100), (32, 26_500))
+    assert Line(points, state_bytes=4800, gradient_bytes=1600).bytes_at(128) < 80_000
+    found = Line(points, state_bytes=4800, gradient_bytes=1600, kept_bytes=619).bytes_at(128)
+    assert found == 4800 + 619 * 128
+    assert found == pytest.approx(89_100, rel=0.08)  # measured
 
 
 def test_a_band_reaches_up_to_the_steepest_line_that_the_last_dry_run_allows() -> None:
@@ -114,12 +139,13 @@ def test_points_that_are_no_line_are_refused(points: tuple[tuple[int, int], ...]
 
 
 lines = st.builds(
-    lambda peaks, state, gradients: Line(
-        tuple((8 * 2**k, state + peak) for k, peak in enumerate(peaks)), state, gradients
+    lambda peaks, state, gradients, kept: Line(
+        tuple((8 * 2**k, state + peak) for k, peak in enumerate(peaks)), state, gradients, kept
     ),
     st.lists(st.integers(1, 10**12), min_size=1, max_size=6),
     st.integers(0, 10**9),
     st.integers(0, 10**9),
+    st.integers(0, 10**10),
 )
 
 
