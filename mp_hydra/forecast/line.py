@@ -57,7 +57,12 @@ class Line:
     @property
     def settled(self) -> bool:
         """Whether the last two slopes agree, and what does not grow is no more than can stay when the batch does."""
-        return len(self._agreeing) > 2 and not self._overtaken  # noqa: PLR2004 - points, of which three have two slopes
+        return self._agree and not self._overtaken
+
+    @property
+    def _agree(self) -> bool:
+        """Whether the last two slopes do."""
+        return len(self._agreeing) > 2  # noqa: PLR2004 - points, of which three have two slopes
 
     @cached_property
     def _agreeing(self) -> tuple[tuple[int, int], ...]:
@@ -110,14 +115,14 @@ class Line:
     def _overtaken(self) -> bool:
         """Whether the peaks are those of a moment whose workspace does not grow, so that another moment will have larger ones.
 
-        That is so where the two lines which bound the forecast, the free one and one with a part that can last, lie further apart
-        than the band at `REACH`.
+        That is so where more does not grow than can last, and slopes still rise, or the two lines which bound the forecast, the
+        free one and one with a part that can last, lie further apart than the band at `REACH`.
         """
         if len(self.points) < 2:  # noqa: PLR2004 - no slope
             return False
         size = REACH * self.largest_dry_run
         least, most = self._free_at(size), self._most_at(size, self._lasting)
-        return most - least > NEAR * (most + least)
+        return most > least and (not self._agree or most - least > NEAR * (most + least))
 
     def _free_at(self, batch_size: int) -> float:
         """Beyond the dry runs the peak is at least this: the slope of a largest of lines never falls."""
