@@ -4,8 +4,8 @@
     python benchmarks/training_curves.py --seeds 3 dataset=npz dataset.path=mnist.npz model=resnet model.depth=8 epochs=2
 
 The overrides are those of a run. One sweep trains every seed in every memory mode; the table has, epoch by epoch, mean and
-standard deviation over the seeds, and the difference of the means with its standard error (Welch). Of 20 differences between
-equals one is expected to be larger than twice its standard error.
+standard deviation over the seeds, and the difference of the means in standard errors (Welch, as if the two modes had seeds of
+their own: the noise of seeds is what the difference is held against).
 """
 
 from __future__ import annotations
