@@ -68,6 +68,19 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a traced backward pass reads of the forward pass.
+
+    Attributes:
+        sample_bytes: of each sample.
+        fixed_bytes: whatever the batch, such as weights in 16 bits.
+    """
+
+    sample_bytes: int = 0
+    fixed_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Measured:
     """The dry runs of one config.
 
@@ -78,7 +91,7 @@ class Measured:
         samples: training samples of the data set.
         data_bytes: what the data set takes in the same memory: 0 on a GPU, as it stays in main memory.
         stopped: why there are no larger dry runs, although the goal asked for them; None where it did not.
-        kept_bytes: of each sample, what the backward pass reads of the forward pass; 0 where no trace was needed, or told it.
+        kept: what the backward pass reads of the forward pass; nothing where no trace was needed, or told it.
     """
 
     points: tuple[Point, ...]
@@ -87,12 +100,12 @@ class Measured:
     samples: int
     data_bytes: int
     stopped: str | None = None
-    kept_bytes: int = 0
+    kept: Kept = Kept()
 
     @property
     def line(self) -> Line:
         """Through the peaks."""
-        return line_through(self.points, self.kept_bytes)
+        return line_through(self.points, self.kept)
 
 
 @dataclass(frozen=True)
@@ -112,16 +125,17 @@ class Beside:
         return self.fixed_bytes + self.batches * point.input_bytes
 
 
-def line_through(points: Sequence[Point], kept_bytes: int, beside: Beside = Beside()) -> Line:
+def line_through(points: Sequence[Point], kept: Kept, beside: Beside = Beside()) -> Line:
     """The line through the peaks of at least one point.
 
     Args:
         points: rising by batch size.
-        kept_bytes: as in `Measured`.
+        kept: as in `Measured`.
         beside: what to add to each peak.
     """
     peaks = tuple((point.batch_size, point.peak_bytes + beside.bytes_at(point)) for point in points)
-    return Line(peaks, points[0].state_bytes + beside.fixed_bytes, points[0].gradient_bytes, kept_bytes)
+    state = points[0].state_bytes + beside.fixed_bytes
+    return Line(peaks, state, points[0].gradient_bytes, kept.sample_bytes, kept.fixed_bytes)
 
 
 def measure(
@@ -143,6 +157,9 @@ def measure(
     points: list[Point] = []
 
     def listen(message: Mapping[str, Any]) -> None:
+        if "kept" in message:
+            facts["kept"] = Kept(**message["kept"])
+            return
         if "point" not in message:
             facts.update(message)
             return
@@ -210,14 +227,14 @@ def _climb(trial: _Trial, goal: Goal, device_bytes: int | None, say: Callable[[A
     import tensorflow as tf
 
     points: list[Point] = []
-    kept: int | None = None
+    kept: Kept | None = None
     began = time.perf_counter()
     spent_first = 0.0
     while True:
-        line = line_through(points, kept or 0) if points else None
+        line = line_through(points, kept or Kept()) if points else None
         if line is not None and kept is None and len(points) >= len(FIRST) and not line.settled:
-            kept = trial.kept_bytes()
-            say({"kept_bytes": kept})
+            kept = trial.kept()
+            say({"kept": asdict(kept)})
             continue
         step = following(
             goal,
@@ -250,8 +267,8 @@ class _Trial:
         self._gradients = variables_bytes(model.trainable_variables)
         self._together = max(int(model.steps_per_execution), 1)  # so many batches are there at a time
 
-    def kept_bytes(self) -> int:
-        """Of each sample, what a traced backward pass reads of the forward pass; 0 where a trace does not tell.
+    def kept(self) -> Kept:
+        """What a traced backward pass reads of the forward pass; nothing where a trace does not tell.
 
         XLA chooses itself what it keeps, and recomputation keeps what no trace can tell from the rest.
         """
@@ -259,12 +276,14 @@ class _Trial:
         from mp_hydra.audit.tracing import UntraceableError, trace
 
         if self._model.jit_compile or recomputes(self._model):
-            return 0
-        samples = 8
+            return Kept()
+        few, many = FIRST[:2]
         try:
-            return trace(self._model, _batch(self._data, samples)[0], samples).total().kept_bytes // samples
+            less, more = (trace(self._model, _batch(self._data, n)[0], n).total().kept_bytes for n in (few, many))
         except UntraceableError:
-            return 0
+            return Kept()
+        each = (more - less) // (many - few)
+        return Kept(each, less - few * each)
 
     def run(self, size: int) -> Point:
         """Train and evaluate on one batch, several times."""

@@ -166,7 +166,7 @@ class Search:
         """
         points, trials, most = {point.batch_size: point for point in self.measured.points}, list[Trial](), 2**31
         while True:
-            line = line_through([points[size] for size in sorted(points)], self.measured.kept_bytes, self.beside)
+            line = line_through([points[size] for size in sorted(points)], self.measured.kept, self.beside)
             size = self._fitting(line, min(most, self.measured.samples))
             obstacle = self._obstacle(line.upper_at(size)) if verify else None
             if obstacle is not None or not verify:

@@ -36,12 +36,14 @@ class Line:
         state_bytes: the part of each peak that is there before and after a step.
         gradient_bytes: a gradient for each trainable variable.
         kept_bytes: of each sample, the tensors of the forward pass that the backward pass reads; 0 where that is not known.
+        kept_fixed_bytes: the same whatever the batch, such as weights in 16 bits.
     """
 
     points: tuple[tuple[int, int], ...]
     state_bytes: int
     gradient_bytes: int
     kept_bytes: int = 0
+    kept_fixed_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no line goes through."""
@@ -132,8 +134,8 @@ class Line:
     def _kept_at(self, batch_size: int) -> int:
         """What is there when the backward pass begins; 0 where the measured peaks belie it."""
         largest, peak = self.points[-1]
-        believed = self.state_bytes + self.kept_bytes * largest <= peak
-        return self.state_bytes + self.kept_bytes * batch_size if believed else 0
+        fixed = self.state_bytes + self.kept_fixed_bytes
+        return fixed + self.kept_bytes * batch_size if fixed + self.kept_bytes * largest <= peak else 0
 
     def _most_at(self, batch_size: int, constant: float) -> float:
         """Beyond the dry runs: a moment with this part that does not grow had no more than the peak at the last one."""

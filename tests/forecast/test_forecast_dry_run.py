@@ -27,7 +27,7 @@ def build(input_shape: Any, outputs: int, *, workspace: bool) -> Any:
             square = tf.random.stateless_uniform((SIDE, SIDE), (0, 0)) @ tf.random.stateless_uniform(
                 (SIDE, SIDE), (0, 1)
             )
-            return x + 0 * tf.stop_gradient(tf.reduce_mean(square))
+            return x + 0 * tf.cast(tf.stop_gradient(tf.reduce_mean(square)), x.dtype)
 
     inputs = keras.Input(input_shape)
     x = keras.layers.Flatten()(inputs)
@@ -35,7 +35,8 @@ def build(input_shape: Any, outputs: int, *, workspace: bool) -> Any:
     x = keras.layers.Activation("tanh", name="bend")(x)
     if workspace:
         x = Workspace()(x)
-    return keras.Model(inputs, keras.layers.Dense(outputs, name="head")(x))
+    x = keras.layers.Dense(outputs, name="head")(x)
+    return keras.Model(inputs, keras.layers.Activation("linear", dtype="float32")(x))
 
 
 @pytest.fixture
@@ -63,20 +64,31 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_peaks_of_a_workspace_make_it_look_at_what_is_kept(told: Any) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "size", "cast", "fixed"),
+    [
+        ((), 4, 0, 0),
+        # The pixels are cast, and so are the weights of the head, which the gradient of its input wants.
+        (("precision=mixed_bfloat16",), 2, 64 * 2, 10 * HIDDEN * 2),
+    ],
+)
+def test_peaks_of_a_workspace_make_it_look_at_what_is_kept(
+    told: Any, overrides: tuple[str, ...], size: int, cast: int, fixed: int
+) -> None:
     """The input of `one`, the output of `bend` and that of the workspace are read again: 64 pixels and `HIDDEN` units twice."""
-    facts, sizes = told("+model.workspace=true", exactly=(8, 16, 32))
+    facts, sizes = told("+model.workspace=true", "memory=stock", *overrides, exactly=(8, 16, 32))
     assert sizes == [8, 16, 32]
-    assert facts["kept_bytes"] == (HIDDEN + HIDDEN) * 4  # the pixels are the batch, which counts as input
+    # The pixels are the batch, which counts as input.
+    assert facts["kept"] == {"sample_bytes": (HIDDEN + HIDDEN) * size + cast, "fixed_bytes": fixed}
 
 
 def test_fewer_dry_runs_than_a_line_needs_do_not(told: Any) -> None:
     facts, sizes = told("+model.workspace=true", exactly=(8, 16))
     assert sizes == [8, 16]
-    assert "kept_bytes" not in facts
+    assert "kept" not in facts
 
 
 @pytest.mark.parametrize("overrides", [("compile.jit_compile=true",), ("memory=recompute", "memory.recompute=[one]")])
 def test_where_a_trace_does_not_tell_nothing_is_said_to_be_kept(told: Any, overrides: tuple[str, ...]) -> None:
     facts, _ = told("+model.workspace=true", *overrides, exactly=(8, 16, 32))
-    assert facts["kept_bytes"] == 0
+    assert facts["kept"] == {"sample_bytes": 0, "fixed_bytes": 0}

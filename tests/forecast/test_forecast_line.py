@@ -63,12 +63,14 @@ def test_three_times_the_gradients_may_stay() -> None:
     assert line.bytes_at(128) == pytest.approx(1947, rel=0.03)  # measured
 
 
-def overtaken(kept: int = 0) -> Line:
+def overtaken(kept: int = 0, fixed: int = 0) -> Line:
     """120 + 10 a sample. A moment with 30 that do not grow had at most 440 at 32, so 12.8125 a sample; one with 0, 13.75.
 
     At 128: 1400, or up to 1670, or up to 1760.
     """
-    return Line(((8, 200), (16, 280), (32, 440)), state_bytes=0, gradient_bytes=10, kept_bytes=kept)
+    return Line(
+        ((8, 200), (16, 280), (32, 440)), state_bytes=0, gradient_bytes=10, kept_bytes=kept, kept_fixed_bytes=fixed
+    )
 
 
 def test_a_workspace_that_does_not_grow_will_be_overtaken_and_the_forecast_lies_between_the_two_lines() -> None:
@@ -81,6 +83,8 @@ def test_a_workspace_that_does_not_grow_will_be_overtaken_and_the_forecast_lies_
 
 def test_what_is_kept_for_the_backward_pass_is_a_floor_unless_the_peaks_belie_it() -> None:
     assert overtaken(kept=12).bytes_at(128) == (12 * 128 + 1670) / 2
+    assert overtaken(kept=12, fixed=50).bytes_at(128) == (12 * 128 + 50 + 1670) / 2
+    assert overtaken(kept=12, fixed=57).bytes_at(128) == overtaken().bytes_at(128)  # 441 at 32, where 440 were measured
     assert overtaken(kept=14).bytes_at(128) == overtaken().bytes_at(128)  # 448 at 32, where 440 were measured
 
 
@@ -146,12 +150,13 @@ def test_points_that_are_no_line_are_refused(points: tuple[tuple[int, int], ...]
 
 
 lines = st.builds(
-    lambda peaks, state, gradients, kept: Line(
-        tuple((8 * 2**k, state + peak) for k, peak in enumerate(peaks)), state, gradients, kept
+    lambda peaks, state, gradients, kept, fixed: Line(
+        tuple((8 * 2**k, state + peak) for k, peak in enumerate(peaks)), state, gradients, kept, fixed
     ),
     st.lists(st.integers(1, 10**12), min_size=1, max_size=6),
     st.integers(0, 10**9),
     st.integers(0, 10**9),
+    st.integers(0, 10**10),
     st.integers(0, 10**10),
 )
 
