@@ -171,8 +171,8 @@ class Line:
         further = max(math.log2(batch_size / (REACH * self.largest_dry_run)), 0.0)
         if self.settled:
             return NEAR + DOUBLED * further
-        widest = self._most_at(batch_size, 0.0) / self.bytes_at(batch_size) - 1 if self._overtaken else 0.0
-        return max((NEAR + DOUBLED * further) * UNSETTLED, widest)
+        steepest = self._most_at(batch_size, 0.0) / max(self.bytes_at(batch_size), 1) - 1
+        return max((NEAR + DOUBLED * further) * UNSETTLED, steepest)
 
     def is_measured(self, batch_size: int) -> bool:
         """Whether this batch size was dry-run."""

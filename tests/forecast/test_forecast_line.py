@@ -88,6 +88,12 @@ def test_what_is_kept_for_the_backward_pass_is_a_floor_unless_the_peaks_belie_it
     assert overtaken(kept=14).bytes_at(128) == overtaken().bytes_at(128)  # 448 at 32, where 440 were measured
 
 
+def test_where_slopes_still_rise_the_band_reaches_up_to_the_steepest_line_too() -> None:
+    """ViT of benchmarks/zoo.py, recomputed, in units of 100 kB: 1328 at 128 when it was run."""
+    line = Line(((8, 558), (16, 562), (32, 614)), state_bytes=323, gradient_bytes=108)
+    assert line.upper_at(128) == pytest.approx(323 + (614 - 323) * 4, abs=1)
+
+
 def test_where_slopes_still_rise_a_part_that_cannot_last_is_overtaken_however_small() -> None:
     """10 a sample from 16 to 32, so 40 that do not grow, of which 30 may: 1320 at 128, or 30 + 330 * 4."""
     line = Line(((8, 160), (16, 200), (32, 360)), state_bytes=0, gradient_bytes=10)
