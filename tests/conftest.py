@@ -19,6 +19,11 @@ from mp_hydra.telemetry.memory import count_every_cpu_allocation  # noqa: E402 -
 count_every_cpu_allocation()
 
 import absl.logging  # noqa: E402
+import hypothesis  # noqa: E402
+
+# The same examples each time, so that what fails is the change; --hypothesis-profile=default looks for new ones.
+hypothesis.settings.register_profile("reproducible", derandomize=True)
+hypothesis.settings.load_profile("reproducible")
 
 # Hydra's logging setup closes the handlers it finds; absl's may hold pytest's captured stderr.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__

@@ -51,7 +51,9 @@ def test_current_and_peak_rise_by_a_tensor_and_the_peak_stays_when_it_is_freed(a
     with tf.device("CPU:0"):
         tensor = tf.fill([2, MIB], 1.0)  # 8 MiB of float32
     held = allocator.current_bytes()
-    assert 8 * MIB <= held - before < 9 * MIB
+    assert (
+        8 * MIB <= held - before < 16 * MIB
+    )  # a hole that earlier tests left is not split if it is less than twice as large
     assert allocator.peak_bytes() >= held
     del tensor
     assert allocator.current_bytes() < held - 7 * MIB
