@@ -87,7 +87,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     'known here: a, b'
     """
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=2)
+    # difflib may take a wrong run of letters first, and then not see that one is missing.
+    lacking = [name for name in known if word in {name[:i] + name[i + 1 :] for i in range(len(name))}]
+    close = list(dict.fromkeys([*lacking, *difflib.get_close_matches(word, known, n=2)]))[:2]
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"known here: {', '.join(known) or 'none'}"

@@ -46,18 +46,19 @@ def test_current_and_peak_rise_by_a_tensor_and_the_peak_stays_when_it_is_freed(a
     import tensorflow as tf
 
     wait_until_quiet(allocator)
-    allocator.reset()
-    before = allocator.current_bytes()
     with tf.device("CPU:0"):
+        # A hole that earlier tests left is handed out whole if it is less than twice as large: these take such holes.
+        plugs = [tf.fill([2, MIB], 1.0) for _ in range(16)]
+        allocator.reset()
+        before = allocator.current_bytes()
         tensor = tf.fill([2, MIB], 1.0)  # 8 MiB of float32
     held = allocator.current_bytes()
-    assert (
-        8 * MIB <= held - before < 16 * MIB
-    )  # a hole that earlier tests left is not split if it is less than twice as large
+    assert 8 * MIB <= held - before < 9 * MIB
     assert allocator.peak_bytes() >= held
     del tensor
     assert allocator.current_bytes() < held - 7 * MIB
     assert allocator.peak_bytes() >= held
+    del plugs
 
 
 def test_reset_lowers_the_peak_to_what_is_in_use(allocator):
