@@ -213,7 +213,10 @@ def _probabilities(query: Any, key: Any, heads: _Heads) -> Any:
     import tensorflow as tf
 
     # The softmax stays TensorFlow's: on a CPU, XLA's reductions over rows take longer than the whole of it.
-    return tf.nn.softmax(_scores(_products(query, key), *heads.masks, **heads.static))
+    products = _products(query, key)
+    scores = _scores(products, *heads.masks, **heads.static)
+    # TensorFlow's graph optimizer does not see shapes through a kernel, and complains of a softmax without a rank.
+    return tf.nn.softmax(tf.ensure_shape(scores, products.shape))
 
 
 def _row_sums(shares: Any) -> Any:
