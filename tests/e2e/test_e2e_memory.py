@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,9 +13,6 @@ import pytest
 
 from mp_hydra.activation_memory.install import is_lean
 from tests.e2e.app_driver import BRIEF, Tracked, small_images, tracked, train, type_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = ("model=resnet", "model.depth=8", "batch_size=64", "precision=mixed_bfloat16")
 RESNET = (
@@ -73,3 +73,19 @@ def test_pattern_that_matches_no_layer_ends_the_run_in_one_line_that_names_near_
     assert "memory.recompute=" in said
     assert "matches no layer" in said
     assert tracked()[-1].status == "FAILED"
+
+
+@pytest.mark.process
+def test_tensorflow_has_nothing_to_say_of_lean_attention(tmp_path: Path) -> None:
+    words = (
+        "model=vit",
+        "model.depth=1",
+        "precision=mixed_bfloat16",
+        "epochs=1",
+        "tracking=off",
+        f"hydra.run.dir={tmp_path}/out",
+    )
+    loud = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, str(Path(__file__).resolve().parents[2] / "train.py"), *words]
+    done = subprocess.run(command, cwd=tmp_path, env=loud, check=True, capture_output=True, text=True)
+    assert "op_level_cost_estimator" not in done.stderr
