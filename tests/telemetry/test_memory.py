@@ -199,11 +199,13 @@ def test_variables_bytes_counts_by_dtype_and_each_variable_once() -> None:
 def test_what_was_in_use_before_a_run_is_left_out_of_its_figures() -> None:
     import tensorflow as tf
 
-    earlier = tf.zeros([512, 1024]) + 1.0  # 2 MiB that an earlier run in the process left behind
-    before = AllocatorMemory("CPU:0").current_bytes()
+    allocator = AllocatorMemory("CPU:0")
+    wait_until_quiet(allocator)
+    earlier = tf.fill([512, 1024], 1.0)  # 2 MiB that an earlier run in the process left behind
+    before = allocator.current_bytes()
     assert before is not None
     memory = AllocatorMemory("CPU:0", leftover=before)
-    own = tf.zeros([256, 1024]) + 1.0  # 1 MiB
+    own = tf.fill([256, 1024], 1.0)  # 1 MiB, and nothing on the way to it
     current, peak = memory.current_bytes(), memory.peak_bytes()
     assert current is not None
     assert peak is not None
