@@ -23,10 +23,10 @@ RESNET = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tracked]:
-    """The same training in each mode."""
+    """The same training in each mode, of a model large enough for its activations to outweigh what other tests left in the allocator."""
     folder = tmp_path_factory.mktemp("modes")
-    small_images(folder / "images.npz", side=16, train_size=128)
-    words = (*MODEL, "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
+    small_images(folder / "images.npz", side=32, train_size=128)
+    words = (*MODEL, "model.depth=14", "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
     return {mode: train(*words, f"memory={mode}", cwd=folder / mode) for mode in ("stock", "auto", "recompute")}
 
 
@@ -44,7 +44,7 @@ def test_fp32_is_stock_unless_lean_is_asked_for(mode: str, became: str, tmp_path
 def test_each_mode_takes_less_memory_than_the_one_before(runs: dict[str, Tracked]) -> None:
     stock, lean, recompute = (run.metrics["memory/training_mib"] for run in runs.values())
     assert lean < 0.85 * stock
-    assert recompute < 0.85 * lean
+    assert recompute < 0.75 * lean
 
 
 def test_all_go_through_the_same_losses_to_bfloat16s_rounding(runs: dict[str, Tracked]) -> None:
