@@ -23,7 +23,7 @@ RESNET = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tracked]:
-    """The same training in each mode, of a model large enough for its activations to outweigh what other tests left in the allocator."""
+    """The same training in each mode; its activations outweigh what other tests left in the allocator."""
     folder = tmp_path_factory.mktemp("modes")
     small_images(folder / "images.npz", side=32, train_size=128)
     words = (*MODEL, "model.depth=14", "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
