@@ -66,7 +66,7 @@ def test_the_log_and_the_table_of_jobs_say_what_goes_on_meanwhile(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from mp_hydra.forecast import LargestBatch
-    from mp_hydra.forecast.dry_run import Point
+    from mp_hydra.forecast.points import Point
     from mp_hydra.isolation import progress
 
     shown: list[Any] = []

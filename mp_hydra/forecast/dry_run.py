@@ -9,133 +9,22 @@ ready in memory, so that data set and input pipeline do not count; samples are r
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mp_hydra.errors import UserError
 from mp_hydra.forecast.ladder import FIRST, Goal, following
-from mp_hydra.forecast.line import Line
+from mp_hydra.forecast.points import Kept, Measured, Point, line_through
+from mp_hydra.forecast.trial import STEPS, Trial
 from mp_hydra.fresh_process import NoAnswerError, ask, serve
 from mp_hydra.host_memory import available_bytes
 from mp_hydra.outcome import MemoryExhaustedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from mp_hydra.datasets import Data
-    from mp_hydra.telemetry.memory import AllocatorMemory
-
-STEPS, EVALUATION_STEPS = 3, 2
 _MODULE = "mp_hydra.forecast.dry_run"
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one batch size took.
-
-    Attributes:
-        batch_size: samples in a batch.
-        step_bytes: of each training step, the allocator's peak less what was in use before the step.
-        evaluation_bytes: the same of each evaluation step.
-        state_bytes: variables, optimizer state, counters and metrics: elements times bytes per element.
-        gradient_bytes: a gradient for each trainable variable.
-        input_bytes: the batch, targets included.
-        input_apart: whether the batch was there before the step, as on a CPU, and is not part of `step_bytes`.
-        seconds: what the last training step took.
-    """
-
-    batch_size: int
-    step_bytes: tuple[int, ...]
-    evaluation_bytes: tuple[int, ...]
-    state_bytes: int
-    gradient_bytes: int
-    input_bytes: int
-    input_apart: bool
-    seconds: float
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that the model held at one time, in training or evaluation, without the data set."""
-        apart = self.input_bytes if self.input_apart else 0
-        return self.state_bytes + apart + max(*self.step_bytes, *self.evaluation_bytes)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Point:
-        """From what `asdict` gave, after JSON made lists of its tuples."""
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**fields)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a traced backward pass reads of the forward pass.
-
-    Attributes:
-        sample_bytes: of each sample.
-        fixed_bytes: whatever the batch, such as weights in 16 bits.
-    """
-
-    sample_bytes: int = 0
-    fixed_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The dry runs of one config.
-
-    Attributes:
-        points: rising by batch size.
-        device: where they were made, "GPU:0" or "CPU:0".
-        device_bytes: memory that was available there; None where that cannot be known.
-        samples: training samples of the data set.
-        data_bytes: what the data set takes in the same memory: 0 on a GPU, as it stays in main memory.
-        stopped: why there are no larger dry runs, although the goal asked for them; None where it did not.
-        kept: what the backward pass reads of the forward pass; nothing where no trace was needed, or told it.
-    """
-
-    points: tuple[Point, ...]
-    device: str
-    device_bytes: int | None
-    samples: int
-    data_bytes: int
-    stopped: str | None = None
-    kept: Kept = Kept()
-
-    @property
-    def line(self) -> Line:
-        """Through the peaks."""
-        return line_through(self.points, self.kept)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What lies in the same memory as the model while it is trained.
-
-    Attributes:
-        fixed_bytes: whatever the batch size, such as the data set.
-        batches: of the input, beside the one that is being trained on.
-    """
-
-    fixed_bytes: int = 0
-    batches: int = 0
-
-    def bytes_at(self, point: Point) -> int:
-        """At the batch size of a point."""
-        return self.fixed_bytes + self.batches * point.input_bytes
-
-
-def line_through(points: Sequence[Point], kept: Kept, beside: Beside = Beside()) -> Line:
-    """The line through the peaks of at least one point.
-
-    Args:
-        points: rising by batch size.
-        kept: as in `Measured`.
-        beside: what to add to each peak.
-    """
-    peaks = tuple((point.batch_size, point.peak_bytes + beside.bytes_at(point)) for point in points)
-    state = points[0].state_bytes + beside.fixed_bytes
-    return Line(peaks, state, points[0].gradient_bytes, kept.sample_bytes, kept.fixed_bytes)
 
 
 def measure(
@@ -191,10 +80,7 @@ def answered(request: tuple[Mapping[str, Any], str, Goal], say: Callable[[Any], 
     from mp_hydra.telemetry.memory import AllocatorMemory
 
     config, directory, goal = request
-    config = {
-        **config,
-        "batch_size": 1,
-    }  # so that a data set smaller than a batch is none of the preparation's business
+    config = {**config, "batch_size": 1}  # the preparation refuses a data set that is smaller than a batch
     start_tensorflow()
     device = hardware.training_device()
     allocator = AllocatorMemory(device)
@@ -210,7 +96,7 @@ def answered(request: tuple[Mapping[str, Any], str, Goal], say: Callable[[Any], 
         data_bytes = (allocator.current_bytes() or 0) - empty if on_host else 0
         say({"device": device, "device_bytes": device_bytes, "samples": data.train.size, "data_bytes": data_bytes})
         prepared = prepare(config, data, scope, directory=Path(directory))
-        trial = _Trial(prepared.model, data, allocator, on_host=on_host)
+        trial = Trial(prepared.model, data, allocator, on_host=on_host)
         with float32_losses(prepared.model), finite_steps(prepared.model, prepared.optimizer):
             return _climb(trial, replace(goal, samples=data.train.size), device_bytes, say)
 
@@ -222,7 +108,7 @@ def _limit(device: str) -> int | None:
     return next(found, None)
 
 
-def _climb(trial: _Trial, goal: Goal, device_bytes: int | None, say: Callable[[Any], None]) -> dict[str, Any]:
+def _climb(trial: Trial, goal: Goal, device_bytes: int | None, say: Callable[[Any], None]) -> dict[str, Any]:
     """Dry-run one batch size after the other; why it stopped before the goal was reached, and whether for want of memory."""
     import tensorflow as tf
 
@@ -254,120 +140,6 @@ def _climb(trial: _Trial, goal: Goal, device_bytes: int | None, say: Callable[[A
         say({"point": asdict(points[-1])})
         if goal.exactly or step.planned:
             spent_first = time.perf_counter() - began
-
-
-class _Trial:
-    """A model that is trained for some steps on batches of a given size."""
-
-    def __init__(self, model: Any, data: Data, allocator: AllocatorMemory, *, on_host: bool) -> None:
-        from mp_hydra.telemetry.memory import variables_bytes
-
-        self._model, self._data, self._allocator, self._on_host = model, data, allocator, on_host
-        self._state = variables_bytes([*model.variables, *model.optimizer.variables, *model.metrics_variables])
-        self._gradients = variables_bytes(model.trainable_variables)
-        self._together = max(int(model.steps_per_execution), 1)  # so many batches are there at a time
-
-    def kept(self) -> Kept:
-        """What a traced backward pass reads of the forward pass; nothing where a trace does not tell.
-
-        XLA chooses itself what it keeps, and recomputation keeps what no trace can tell from the rest.
-        """
-        from mp_hydra.activation_memory.recompute import recomputes
-        from mp_hydra.audit.tracing import UntraceableError, trace
-
-        if self._model.jit_compile or recomputes(self._model):
-            return Kept()
-        few, many = FIRST[:2]
-        try:
-            less, more = (trace(self._model, _batch(self._data, n)[0], n).total().kept_bytes for n in (few, many))
-        except UntraceableError:
-            return Kept()
-        each = (more - less) // (many - few)
-        return Kept(each, less - few * each)
-
-    def run(self, size: int) -> Point:
-        """Train and evaluate on one batch, several times."""
-        import keras
-
-        batch = _batch(self._data, size)
-        training, evaluation = _meter(self._allocator), _meter(self._allocator)
-        for method, steps, meter in (
-            (self._model.fit, STEPS, training),
-            (self._model.evaluate, EVALUATION_STEPS, evaluation),
-        ):
-            method(_stream(batch, steps * self._together), verbose=0, callbacks=[meter])
-        return Point(
-            size,
-            tuple(training.peaks),
-            tuple(evaluation.peaks),
-            self._state,
-            self._gradients,
-            self._together * sum(part.shape.num_elements() * part.dtype.size for part in keras.tree.flatten(batch)),
-            self._on_host,
-            training.seconds,
-        )
-
-
-def _batch(data: Data, size: int) -> Any:
-    """A batch (x, y) of training samples in main memory, the samples repeated where there are fewer."""
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    with tf.device("CPU:0"):
-        some = next(iter(data.train.batches(min(size, data.train.size))))
-        rows = np.resize(np.arange(len(some[1])), size)
-        return keras.tree.map_structure(lambda part: tf.gather(part, rows), some)
-
-
-def _stream(batch: Any, steps: int) -> Any:
-    """The batch, `steps` times.
-
-    Joined with a stream of empty batches that ends at once, its batch axis has no size of its own: as in a run, one traced step
-    serves all batch sizes.
-    """
-    import keras
-    import tensorflow as tf
-
-    empty = keras.tree.map_structure(lambda part: part[:0], batch)
-    whole = tf.data.Dataset.from_tensors(batch).repeat(steps)
-    return whole.concatenate(tf.data.Dataset.from_tensors(empty).take(0))
-
-
-def _meter(allocator: AllocatorMemory) -> Any:
-    """A Keras callback that reads the allocator's peak of every execution; unlike a run's it waits for each one to end."""
-    import keras
-
-    class Meter(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.peaks: list[int] = []
-            self.seconds = 0.0
-            self._before = 0
-            self._since = 0.0
-
-        def _begin(self) -> None:
-            allocator.reset()
-            self._before = allocator.current_bytes() or 0
-            self._since = time.perf_counter()
-
-        def _end(self) -> None:
-            self.seconds = time.perf_counter() - self._since
-            self.peaks.append((allocator.peak_bytes() or 0) - self._before)
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self._begin()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self._end()
-
-        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self._begin()
-
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            self._end()
-
-    return Meter()
 
 
 if __name__ == "__main__":

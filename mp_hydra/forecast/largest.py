@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mp_hydra.errors import ConfigError, UserError
-from mp_hydra.forecast.dry_run import Beside, Measured, Point, line_through, measure
+from mp_hydra.forecast.dry_run import measure
 from mp_hydra.forecast.ladder import Goal
 from mp_hydra.forecast.limits import HOST_ALLOWANCE, Memory, to_fit
 from mp_hydra.forecast.line import SCATTER, STEP
+from mp_hydra.forecast.points import Beside, Measured, Point, line_through
 from mp_hydra.host_memory import available_bytes
 from mp_hydra.outcome import MemoryExhaustedError
 from mp_hydra.sizes import shown

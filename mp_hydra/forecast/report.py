@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from mp_hydra.forecast.dry_run import Measured
     from mp_hydra.forecast.largest import LargestBatch
     from mp_hydra.forecast.limits import Memory
+    from mp_hydra.forecast.points import Measured
 
 FORMAT = 1  # of the JSON document
 _PEAKS = ("precision", "batch", "peak", "band", "state", "gradients", "activations", "input")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from mp_hydra.app import composed
 from mp_hydra.config import suggestion
 from mp_hydra.errors import ConfigError, UserError
-from mp_hydra.forecast.dry_run import Beside, Measured, Point, measure
+from mp_hydra.forecast.dry_run import measure
 from mp_hydra.forecast.ladder import Goal
 from mp_hydra.forecast.largest import Search, pipeline
 from mp_hydra.forecast.limits import Memory, to_fit
+from mp_hydra.forecast.points import Beside, Measured, Point
 from mp_hydra.forecast.report import ByPrecision, Forecast, rows
 from mp_hydra.paths import conf_dir
 from mp_hydra.sizes import parse, parse_or_zero, shown

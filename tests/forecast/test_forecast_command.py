@@ -15,8 +15,9 @@ from mp_hydra import cli
 from mp_hydra.app import composed
 from mp_hydra.errors import UserError
 from mp_hydra.forecast import largest_batch, story
-from mp_hydra.forecast.dry_run import Measured, Point, measure
+from mp_hydra.forecast.dry_run import measure
 from mp_hydra.forecast.ladder import Goal
+from mp_hydra.forecast.points import Measured, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,9 +11,9 @@ import pytest
 
 from mp_hydra.errors import UserError
 from mp_hydra.forecast import largest as module
-from mp_hydra.forecast.dry_run import Measured, Point
 from mp_hydra.forecast.largest import Search, largest_batch
 from mp_hydra.forecast.limits import Memory
+from mp_hydra.forecast.points import Measured, Point
 from mp_hydra.outcome import MemoryExhaustedError
 
 if TYPE_CHECKING:
