@@ -160,7 +160,7 @@ def needs_loss_scaling(records: Sequence[LayerRecord]) -> bool:
     return any(record.compute_dtype == "float16" for record in records)
 
 
-def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str] = ()) -> list[str]:
+def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str] = ()) -> None:
     """Check that every layer computes in what `policy` asks for, unless it was told otherwise.
 
     A layer was told otherwise if it was constructed with a dtype of its own, or its path matches one of `pinned`.
@@ -169,9 +169,6 @@ def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str
         records: the census of the model.
         policy: the policy that was asked for.
         pinned: regular expressions, each matched against whole layer paths.
-
-    Returns:
-        Warnings, one line each: parts of the model that the policy does not reach.
 
     Raises:
         PrecisionError: naming the first layer that computes in something else, or the fact that the policy reaches no
@@ -195,14 +192,6 @@ def require(records: Sequence[LayerRecord], policy: str, *, pinned: Sequence[str
             f"no layer with weights computes in {asked}: all {len(weighted)} of them carry a dtype of their own. A model "
             f"loaded from a file keeps the precision it was saved in; build it anew under the policy and copy its weights"
         )
-    total = sum(record.parameters for record in weighted)
-    missed = sum(record.parameters for record in weighted if record.compute_dtype != asked)
-    if policy != "float32" and total and missed > total / 2:
-        share = 100 * missed / total
-        return [
-            f"{share:.0f} % of the parameters are in layers with a dtype of their own: {policy} does not reach them"
-        ]
-    return []
 
 
 def _pattern(text: str, records: Sequence[LayerRecord]) -> re.Pattern[str]:

@@ -38,7 +38,6 @@ class Prepared:
         model: compiled, built, every layer in the precision asked for.
         optimizer: the model's optimizer, a `mp_hydra.scaled_optimizer.ScaledOptimizer`.
         layers: the census of the model.
-        warnings: one line each, what the user should know.
         seen: what one batch showed.
         memory: whether the model is lean or recomputes.
     """
@@ -47,7 +46,6 @@ class Prepared:
     model: Any
     optimizer: Any
     layers: list[LayerRecord]
-    warnings: list[str]
     seen: Observed
     memory: memory_mode.Applied
 
@@ -112,15 +110,13 @@ def prepare(
         require_sound(model, seen)
     layers = census(model, scope)
     if config.get("resume"):
-        warnings: list[str] = []
         _require_saved_in(layers, config)
     else:
-        warnings = require(layers, scope.policy, pinned=config["precision"]["pinned"]) if judge else []
+        if judge:
+            require(layers, scope.policy, pinned=config["precision"]["pinned"])
         mode = effective_mode(config["loss_scale"]["mode"], float16=needs_loss_scaling(layers))
         compile_model(model, config, data, mode)
     optimizer = model.optimizer
-    if optimizer.mode == "none" and needs_loss_scaling(layers):
-        warnings.append("layers compute in float16 without loss scaling: gradients below 6e-8 become zero")
     _check_outputs(config, model, data, seen.outputs)
     memory = memory_mode.apply(model, config)
     with float32_losses(model):
@@ -128,7 +124,7 @@ def prepare(
         optimizer.remember_seeds(model)
         _check_step(model, optimizer, batch)
     _check_objective(config["objective"], model, has_validation=data.validation is not None)
-    return Prepared(data, model, optimizer, layers, warnings, seen, memory)
+    return Prepared(data, model, optimizer, layers, seen, memory)
 
 
 def _built(config: Mapping[str, Any], data: datasets.Data) -> Any:

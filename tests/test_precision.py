@@ -149,7 +149,7 @@ def test_loss_scaling_is_needed_exactly_where_some_layer_computes_in_float16() -
 @pytest.mark.parametrize("policy", MIXED)
 def test_head_with_a_dtype_of_its_own_is_accepted(policy: str) -> None:
     with scoped_policy(policy, tf32=False) as scope:
-        assert require(census(dense_model(dtype="float32"), scope), policy) == []
+        require(census(dense_model(dtype="float32"), scope), policy)
 
 
 @pytest.mark.parametrize("policy", MIXED)
@@ -165,7 +165,7 @@ def test_class_that_pins_itself_through_super_is_accepted(policy: str) -> None:
 
     with scoped_policy(policy, tf32=False) as scope:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), Careful()])
-        assert require(census(model, scope), policy) == []
+        require(census(model, scope), policy)
 
 
 @pytest.mark.parametrize("policy", MIXED)
@@ -229,7 +229,7 @@ def record(path: str, dtype: str, *, parameters: int = 1, given: bool | None = F
 
 def test_layers_whose_whole_path_matches_a_pinned_pattern_may_differ() -> None:
     records = [record("body/a", "float16"), record("tail/b", "float32")]
-    assert require(records, "mixed_float16", pinned=["tail/.*"]) == []
+    require(records, "mixed_float16", pinned=["tail/.*"])
     with pytest.raises(PrecisionError, match="tail/b"):
         require([*records, record("tail/b/c", "float32")], "mixed_float16", pinned=["tail/b/c"])
 
@@ -265,15 +265,7 @@ def test_mixed_model_from_a_file_is_accepted_under_the_same_policy(tmp_path: Pat
         dense_model(dtype="float32").save(tmp_path / "mixed.keras")
     with scoped_policy("mixed_bfloat16", tf32=False) as scope:
         records = census(keras.models.load_model(tmp_path / "mixed.keras"), scope)
-    assert require(records, "mixed_bfloat16") == []
-
-
-@pytest.mark.parametrize(("pinned", "warned"), [(50, False), (51, True)])
-def test_more_than_half_of_the_parameters_out_of_reach_is_a_warning(pinned: int, warned: bool) -> None:
-    records = [record("a", "float16", parameters=100 - pinned), record("b", "float32", parameters=pinned, given=True)]
-    warnings = require(records, "mixed_float16")
-    assert len(warnings) == warned
-    assert not warned or warnings[0].startswith("51 % of the parameters")
+    require(records, "mixed_bfloat16")
 
 
 def test_layers_without_weights_do_not_count_as_reached() -> None:
@@ -339,7 +331,7 @@ def test_census_reaches_layers_inside_others_and_accepts_them(name: str, policy:
         model, batch, held = composite(name)
         probe(model, batch)
         records = census(model, scope)
-        assert require(records, policy) == []
+        require(records, policy)
     classes = [r.class_name for r in records]
     for class_name in set(held):
         assert classes.count(class_name) >= held.count(class_name), class_name

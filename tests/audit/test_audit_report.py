@@ -62,6 +62,14 @@ def test_json_holds_policy_warnings_findings_reach_and_every_layer() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("pinned", "severities"), [(50, []), (51, ["warning"]), (99, ["warning"]), (100, ["error"])])
+def test_more_than_half_of_the_parameters_out_of_reach_is_a_finding(pinned: int, severities: list[str]) -> None:
+    body = LayerRecord("body", "Dense", "mixed_float16", "float16", 100 - pinned, dtype_given=False)
+    tail = LayerRecord("tail", "Dense", "float32", "float32", pinned, dtype_given=True)
+    audit = Audit.of(Model("mixed_float16", [Layer(body), Layer(tail)], scaling="dynamic"))
+    assert [f.severity for f in audit.findings if f.code == "out_of_reach"] == severities
+
+
 def test_reach_is_the_share_of_parameters_flops_and_bytes_worked_out_by_hand() -> None:
     reach = json.loads(Audit.of(MODEL).json())["reach"]
     assert reach == {

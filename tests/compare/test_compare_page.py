@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mp_hydra.compare.report import page
+from tests.browser import browser, needs_browser
 from tests.compare import report_data as data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from mp_hydra.compare.model import Comparison
 
-CHROMIUM, CHROMEDRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 PHONE = 360
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.process,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not there"),
-    pytest.mark.skipif(not CHROMEDRIVER.exists(), reason=f"{CHROMEDRIVER} is not there"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.process, needs_browser]
 everything = pytest.mark.parametrize("make", data.ALL, ids=lambda make: make.__name__)
 
 READ_FIGURES = """
@@ -62,21 +57,8 @@ return found
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Headless Chromium that tells what a page asks for."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync")
-    quiet = ("disable-background-networking", "disable-component-update", "disable-dev-shm-usage")
-    for switch in (*switches, *quiet, "window-size=1280,2400", f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(f"--{switch}")
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(CHROMEDRIVER)))
-    try:
+    with browser(tmp_path_factory.mktemp("profile"), width=1280) as driver:
         yield driver
-    finally:
-        driver.quit()
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.browser import browser, needs_browser
 from tests.e2e.app_driver import BRIEF, Tracked, tracked, type_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHROMIUM, CHROMEDRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 DEADLINE_SECONDS = 90.0
 PRECISIONS = ("fp32", "mixed_float16", "mixed_bfloat16")
 SHOWN = (
@@ -32,12 +32,7 @@ SHOWN = (
     *("test/accuracy", "test/loss", "loss_scale/value", "gradients/global_norm"),
 )
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.process,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not there"),
-    pytest.mark.skipif(not CHROMEDRIVER.exists(), reason=f"{CHROMEDRIVER} is not there"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.process, needs_browser]
 
 
 @contextmanager
@@ -75,25 +70,6 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except (URLError, OSError):
         return False
-
-
-@contextmanager
-def browser(profile: Path) -> Iterator[Any]:
-    """Headless Chromium that asks nothing of the network."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync")
-    quiet = ("disable-background-networking", "disable-component-update", "disable-dev-shm-usage")
-    for switch in (*switches, *quiet, "window-size=1600,2400", f"user-data-dir={profile}"):
-        options.add_argument(f"--{switch}")
-    driver = webdriver.Chrome(options=options, service=Service(str(CHROMEDRIVER)))
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 def text_of(driver: Any, url: str, *, until: str) -> str:

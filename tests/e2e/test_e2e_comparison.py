@@ -23,13 +23,13 @@ import pytest
 from mlflow import MlflowClient
 
 from mp_hydra import cli
+from tests.browser import browser, needs_browser
 from tests.e2e.app_driver import ROOT
 from tests.e2e.raw_figures import GROUP, ROW, Raw, page_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHROMIUM, CHROMEDRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 DEADLINE_SECONDS = 90.0
 SMALL = ("model=mlp", "model.widths=[32]", "epochs=2", "batch_size=64", "optimizer.learning_rate=0.01")
 UI = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from mp_hydra.cli import main; main()"
@@ -263,28 +263,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def browser(profile: Path) -> Iterator[Any]:
-    """Headless Chromium that tells what pages ask for and complain of."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync")
-    quiet = ("disable-background-networking", "disable-component-update", "disable-dev-shm-usage")
-    for switch in (*switches, *quiet, "window-size=2600,2400", f"user-data-dir={profile}"):
-        options.add_argument(f"--{switch}")
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(CHROMEDRIVER)))
-    try:
-        driver.get("about:blank")  # what the browser's own first page asks for is nobody's business
-        driver.get_log("performance")
-        yield driver
-    finally:
-        driver.quit()
-
-
 # The compare page has the names of metrics in one grid and their values in another; lines are told by their height.
 READ_COMPARED = """
 const cells = Array.from(document.querySelectorAll('.ReactVirtualized__Grid__innerScrollContainer > *'))
@@ -317,8 +295,7 @@ def opened(driver: Any, address: str, script: str, until: str) -> Any:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not there")
-@pytest.mark.skipif(not CHROMEDRIVER.exists(), reason=f"{CHROMEDRIVER} is not there")
+@needs_browser
 def test_the_ui_shows_the_figures_of_the_store_asks_nobody_else_and_ends_with_ctrl_c(
     swept: Swept, tmp_path: Path
 ) -> None:
@@ -329,7 +306,7 @@ def test_the_ui_shows_the_figures_of_the_store_asks_nobody_else_and_ends_with_ct
         pages = {name: address.strip() for name, address in said.items()}
         assert pages.keys() == {"ui", "compare", "runs", "page"}
         parent = f"{pages['ui']}/#/experiments/1/runs/{swept.parent.info.run_id}/artifacts/comparison/comparison.html"
-        with browser(tmp_path / "profile") as driver:
+        with browser(tmp_path / "profile", width=2600) as driver:
             compared = opened(driver, pages["compare"], READ_COMPARED, "test/accuracy")
             table = opened(driver, pages["runs"], READ_TABLE, "compare/training_memory_ratio")
             opened(driver, parent, "return document.querySelector('iframe') ? 'frame' : ''", "frame")
