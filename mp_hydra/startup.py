@@ -24,10 +24,12 @@ log = logging.getLogger(__name__)
 def start_tensorflow() -> None:
     """Import TensorFlow and initialise its devices; does nothing that matters the second time in a process.
 
-    What TensorFlow prints meanwhile goes to the debug log, or to the screen if it fails. A driver that is there while
-    TensorFlow sees no GPU is a warning: the run would train on the CPU.
+    What TensorFlow prints meanwhile goes to the debug log, or to the screen if it fails; what it has to say later it says from
+    warnings on, unless TF_CPP_MIN_LOG_LEVEL is set. A driver that is there while TensorFlow sees no GPU is a warning: the run
+    would train on the CPU.
     """
     count_every_cpu_allocation()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # read once, at import
     with _stderr_kept() as kept:
         if "tensorflow" not in sys.modules:
             with heavy_imports():

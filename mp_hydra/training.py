@@ -51,9 +51,10 @@ def train(
     sized = largest_batch.settle(settled.config, directory=working_dir)
     config = sized.config
     tags = {**settled.tags(), **sized.tags(), "mp_hydra.memory_resolved": resolved_mode(config), **(tags or {})}
+    name = run_name(config, largest=sized.found is not None)
     run = tracking.open_run(
         tracking.Settings(**config["tracking"]),
-        name=run_name(config),
+        name=name,
         params=config,
         tags={**tracking.git_state(working_dir).tags(), **tags},
         spool=output_dir,
@@ -101,16 +102,23 @@ def train(
             save_model(prepared.model, data, output_dir / "model")
         metrics = _record(run, fitted, evaluation, ending)
         _upload(run, output_dir, already=sent)
-    _show(config, run, summary(metrics, {**fitted.absent, **evaluation.absent}, fitted.last_skipped), output_dir)
+    _show(name, run, summary(metrics, {**fitted.absent, **evaluation.absent}, fitted.last_skipped), output_dir)
     return metrics.get(config["objective"], math.nan)
 
 
-def run_name(config: Mapping[str, Any]) -> str:
-    """What the run is called: the user's name for it, or model, dataset, precision and seed."""
+def run_name(config: Mapping[str, Any], *, largest: bool) -> str:
+    """What the run is called: the user's name for it, or model, dataset, precision, what else was asked for, and seed.
+
+    Args:
+        config: a resolved config.
+        largest: whether its batch size was asked for as max.
+    """
     if config["tracking"]["run_name"]:
         return str(config["tracking"]["run_name"])
     model, dataset = (config[group].get("name") or group for group in ("model", "dataset"))
-    return f"{model}-{dataset}-{config['precision']['name']}-s{config['seed']}"
+    memory = config["memory"]["mode"]
+    asked = [*([memory] if memory != "auto" else []), *(["largest"] if largest else [])]
+    return "-".join([model, dataset, config["precision"]["name"], *asked, f"s{config['seed']}"])
 
 
 def _record(run: tracking.Run, fitted: Fitted, evaluation: Evaluation, ending: Ending) -> dict[str, float]:
@@ -127,13 +135,13 @@ def _record(run: tracking.Run, fitted: Fitted, evaluation: Evaluation, ending: E
     return {**fitted.metrics, **evaluation.metrics}
 
 
-def _show(config: Mapping[str, Any], run: tracking.Run, rows: Sequence[tuple[str, str]], output_dir: Path) -> None:
+def _show(name: str, run: tracking.Run, rows: Sequence[tuple[str, str]], output_dir: Path) -> None:
     from mp_hydra.console import show_summary
 
     where = [f"files    {output_dir}"]
     if run.ui_command():
         where.append(f"look at  {run.ui_command()}")
-    show_summary(run_name(config), rows, where)
+    show_summary(name, rows, where)
 
 
 def _write(path: Path, text: str) -> None:

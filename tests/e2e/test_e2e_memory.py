@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tracked]:
     small_images(folder / "images.npz", side=32, train_size=128)
     words = (*MODEL, "model.depth=14", "dataset=npz", f"dataset.path={folder}/images.npz", "epochs=2")
     return {mode: train(*words, f"memory={mode}", cwd=folder / mode) for mode in ("stock", "auto", "recompute")}
+
+
+def test_run_name_says_the_mode_that_was_asked_for(runs: dict[str, Tracked]) -> None:
+    names = {mode: run.run.info.run_name for mode, run in runs.items()}
+    assert names == {
+        "stock": "resnet-npz-mixed_bfloat16-stock-s0",
+        "auto": "resnet-npz-mixed_bfloat16-s0",
+        "recompute": "resnet-npz-mixed_bfloat16-recompute-s0",
+    }
 
 
 def test_run_records_what_was_asked_and_what_it_came_to(runs: dict[str, Tracked]) -> None:
@@ -76,7 +86,21 @@ def test_pattern_that_matches_no_layer_ends_the_run_in_one_line_that_names_near_
 
 
 @pytest.mark.process
-def test_tensorflow_has_nothing_to_say_of_lean_attention(tmp_path: Path) -> None:
+def test_largest_batch_is_forecast_tried_out_recorded_and_trained_with(tmp_path: Path) -> None:
+    words = ("model=mlp", "precision=mixed_bfloat16", "batch_size=max", "memory.limit=4MB")
+    run = train(*words, cwd=tmp_path)
+    assert (run.outcome, run.run.info.run_name) == ("ok", "mlp-digits-mixed_bfloat16-largest-s0")
+    found = run.json("forecast.json")
+    assert found["memory_bytes"] == 4_000_000
+    assert 0 < found["measured_bytes"] <= 4_000_000
+    assert found["batch_size"] % 8 == 0
+    assert int(run.params["batch_size"]) == found["batch_size"] >= 64
+    assert run.tags["mp_hydra.batch_size_requested"] == "max"
+    assert run.metrics["loss_scale/applied_steps"] == math.ceil(1294 / found["batch_size"])  # digits to train on
+
+
+@pytest.mark.process
+def test_tensorflow_has_nothing_to_say_of_a_lean_run(tmp_path: Path) -> None:
     words = (
         "model=vit",
         "model.depth=1",
@@ -88,4 +112,5 @@ def test_tensorflow_has_nothing_to_say_of_lean_attention(tmp_path: Path) -> None
     loud = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     command = [sys.executable, str(Path(__file__).resolve().parents[2] / "train.py"), *words]
     done = subprocess.run(command, cwd=tmp_path, env=loud, check=True, capture_output=True, text=True)
-    assert "op_level_cost_estimator" not in done.stderr
+    assert "op_level_cost_estimator" not in done.stderr  # a warning, if it cannot tell the shapes of lean attention
+    assert "XLA service" not in done.stderr

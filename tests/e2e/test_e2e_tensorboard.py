@@ -21,5 +21,5 @@ def test_loss_scale_and_gradient_norms_stand_in_tensorboard_as_in_mlflow(tmp_pat
     events = accumulator.EventAccumulator(str(tmp_path / "out/tensorboard/mp_hydra")).Reload()
     for name in ("loss_scale/value", "loss_scale/skipped_steps", "gradients/global_norm"):
         (event,) = events.Tensors(name)
-        assert event.step == 21  # batches of one epoch: 1293 digits, 64 at a time
+        assert event.step == 21  # batches of one epoch: 1294 digits, 64 at a time
         assert float(tf.make_ndarray(event.tensor_proto)) == pytest.approx(run.metrics[name], rel=1e-6)
