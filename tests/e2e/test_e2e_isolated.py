@@ -157,7 +157,7 @@ def test_a_job_that_the_kernel_kills_for_want_of_memory_is_recorded_as_such(lab:
 
 def test_every_fault_is_a_failed_job_with_a_reason_and_resume_runs_only_those(lab: Lab) -> None:
     words = (*MLP, "seed=0,1,2,3,4,5", "+callbacks.fault._target_=my_faults.Fault", "+callbacks.fault.seed=${seed}")
-    done = lab.sweep(*words, "hydra.launcher.timeout=40", "hydra.launcher.grace=1")
+    done = lab.sweep(*words, "hydra.launcher.timeout=25", "hydra.launcher.grace=1")
     assert done.returncode == 1, done.stderr
     parent, _ = lab.runs()
     assert ended(parent) == ("FAILED", "error")
@@ -175,7 +175,7 @@ def test_every_fault_is_a_failed_job_with_a_reason_and_resume_runs_only_those(la
     assert "3" in reasons["2"]
     assert "SIGKILL" in reasons["3"]
     assert "Unable to allocate" in reasons["4"]
-    assert "40 s" in reasons["5"]
+    assert "25 s" in reasons["5"]
     last = done.stderr.splitlines()[-5:]
     assert last[0] == "mp_hydra: 4 of 6 jobs failed"  # running out of memory is a result
     for line, seed in zip(last[1:], ("1", "2", "3", "5"), strict=True):

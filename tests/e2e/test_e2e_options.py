@@ -31,7 +31,7 @@ TINY = ("model=mlp", "model.widths=[8]")
             id="transformer",
         ),
         pytest.param(
-            ("model=application", "model.architecture=MobileNet", "dataset.image_size=32", "dataset.shape=[8,8,3]"),
+            ("model=application", "model.architecture=VGG16", "dataset.image_size=32", "dataset.shape=[8,8,3]"),
             id="application",
         ),
     ],
