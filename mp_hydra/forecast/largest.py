@@ -10,7 +10,7 @@ from mp_hydra.errors import ConfigError, UserError
 from mp_hydra.forecast.dry_run import measure
 from mp_hydra.forecast.ladder import Goal
 from mp_hydra.forecast.limits import HOST_ALLOWANCE, Memory, to_fit
-from mp_hydra.forecast.line import SCATTER, STEP
+from mp_hydra.forecast.line import NEAR, SCATTER, STEP
 from mp_hydra.forecast.points import Beside, Measured, Point, line_through
 from mp_hydra.host_memory import available_bytes
 from mp_hydra.outcome import MemoryExhaustedError
@@ -131,9 +131,8 @@ def pipeline(measured: Measured) -> Beside:
     """Data set and input pipeline, which share the memory of a model on a CPU: see `mp_hydra.datasets.Split.batches`."""
     if not measured.points[0].input_apart:
         return Beside()
-    return Beside(
-        measured.data_bytes, 3 + (os.cpu_count() or 1)
-    )  # two ahead, one handed over, one in each thread's hands
+    held = 3 + (os.cpu_count() or 1)  # two ahead, one handed over, one in each thread's hands
+    return Beside(measured.data_bytes, held)
 
 
 @dataclass(frozen=True)
@@ -179,9 +178,14 @@ class Search:
                 return self._found(size, line, trials)
             if len(trials) == TRIES:
                 raise UserError(f"{self._name}: {self._outcome(trial)}, and {TRIES} batches were tried")
+            if size == STEP:
+                raise UserError(f"{self._name}: {self._outcome(trial)}, and none smaller is proposed")
             most = size - STEP
             if point is not None:
                 points[size] = point
+            else:  # no figure to learn from: the next one takes less by the width of a band
+                less = line.largest(int(self.memory.usable_bytes * (1 - NEAR) ** len(trials)), most)
+                most = STEP if less is None else less
 
     @property
     def _name(self) -> str:
