@@ -147,8 +147,8 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def path_of(layer: Any) -> str:
-    """The layer's path in its model, or its name as long as it has none."""
-    return str(layer.path or layer.name)  # a layer that has not been built has no path
+    """The path of a layer in its model; the name of one that is not built, or of an operation that is no layer."""
+    return str(getattr(layer, "path", None) or layer.name)
 
 
 def _own(layer: Any) -> Iterable[Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mp_hydra.activation_memory import functions, recompute
 from mp_hydra.activation_memory.kernels import xla_problem
 from mp_hydra.activation_memory.layers import replacement
+from mp_hydra.precision import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -73,11 +74,11 @@ def lean(model: Any) -> LeanReport:
     for layer in [model, *model._flatten_layers(include_self=False)]:  # noqa: SLF001 - the one recursive walk that Keras has
         found = replacement(layer)
         if found is not None and found.call is None:
-            stock[_path(layer)] = str(found.reason)
+            stock[path_of(layer)] = str(found.reason)
         elif found is not None:
-            replaced.append(_path(layer))
+            replaced.append(path_of(layer))
         _install(layer, found.call if found is not None else None)
-    _forget_traces(model)
+    recompute.forget_traces(model)
     return LeanReport(tuple(replaced), stock, tuple(functions.missing()), xla_problem())
 
 
@@ -91,7 +92,7 @@ def restore(model: Any) -> None:
             own = getattr(call, _MARK)
             if getattr(own, "__func__", None) is not type(layer).call:
                 layer.__dict__["call"] = own
-    _forget_traces(model)
+    recompute.forget_traces(model)
 
 
 def is_lean(layer: Any) -> bool:
@@ -136,16 +137,3 @@ def _require_usable(model: Any) -> None:
         raise ModelError(f"lean() needs Keras' TensorFlow backend, not {keras.backend.backend()}")
     if recompute.recomputes(model):
         raise ModelError(f"lean() comes before recompute(), and {model.name} recomputes already")
-
-
-def _path(layer: Any) -> str:
-    from mp_hydra.precision import path_of
-
-    return path_of(layer)
-
-
-def _forget_traces(model: Any) -> None:
-    import keras
-
-    if isinstance(model, keras.Model):
-        model.train_function = model.test_function = model.predict_function = None

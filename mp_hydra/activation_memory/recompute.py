@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mp_hydra.activation_memory.graph_costs import blocks, divisible, graph_of, pieces_of
 from mp_hydra.activation_memory.recomputation import recomputed, wanted
 from mp_hydra.errors import ConfigError, ModelError
+from mp_hydra.precision import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ def recompute(model: Any, every: str | int | Sequence[str] = BLOCK) -> Recompute
         )
     report = RecomputeReport(tuple(install.parts), tuple(install.undo))
     object.__setattr__(model, _REPORT, report)
-    _forget_traces(model)
+    forget_traces(model)
     return report
 
 
@@ -119,12 +120,20 @@ def restore(model: Any) -> None:
     if report is not None:
         for owner, name, before in reversed(report._undo):  # noqa: SLF001 - of this module
             _put_back(owner, name, before)
-        _forget_traces(model)
+        forget_traces(model)
 
 
 def recomputes(model: Any) -> bool:
     """Whether `recompute` is in force on a model."""
     return _REPORT in model.__dict__
+
+
+def forget_traces(model: Any) -> None:
+    """Let a model trace its steps anew: those it has are of what its layers did before."""
+    import keras
+
+    if isinstance(model, keras.Model):
+        model.train_function = model.test_function = model.predict_function = None
 
 
 class _Installation:
@@ -149,7 +158,7 @@ class _Installation:
 
     def layer(self, layer: Any) -> None:
         """Recompute a layer as one."""
-        layers, where, call = _all_of([layer]), _path(layer), layer.call
+        layers, where, call = _all_of([layer]), path_of(layer), layer.call
 
         def recomputing(*args: Any, **kwargs: Any) -> Any:
             if _symbolic((args, kwargs)) or not wanted(training=kwargs.get("training") or _training_around()):
@@ -169,7 +178,7 @@ class _Installation:
                     self.inside(operations[0], every=every)
                 continue
             reason = None if piece.recomputed else _NO_GAIN if piece.inside <= piece.kept else _LAST
-            paths = tuple(dict.fromkeys(_path(x) for x in operations))
+            paths = tuple(dict.fromkeys(path_of(x) for x in operations))
             self.parts.append(Part(paths, piece.kept, piece.recomputed, reason))
         self._replace(graph, "_run_through_graph", _runner(graph, nodes, pieces))
 
@@ -185,7 +194,7 @@ class _GraphPart:
     def __init__(self, nodes: Sequence[Any], *, recompute: bool) -> None:
         self._nodes, self._recompute = nodes, recompute
         self._layers = _all_of([node.operation for node in nodes])
-        self._where = f"the segment from {_path(nodes[0].operation)} to {_path(nodes[-1].operation)}"
+        self._where = f"the segment from {path_of(nodes[0].operation)} to {path_of(nodes[-1].operation)}"
         made = {id(x) for node in nodes for x in node.outputs}
         self.uses = list(dict.fromkeys(id(x) for node in nodes for x in node.input_tensors if id(x) not in made))
         self.gives: list[int] = []
@@ -276,18 +285,8 @@ def _symbolic(structure: Any) -> bool:
     return any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(structure))
 
 
-def _path(operation: Any) -> str:
-    from mp_hydra.precision import path_of
-
-    return path_of(operation) if hasattr(operation, "path") else str(operation.name)
-
-
 def _put_back(owner: Any, name: str, before: Any) -> None:
     if before is None:
         owner.__dict__.pop(name, None)
     else:
         object.__setattr__(owner, name, before)
-
-
-def _forget_traces(model: Any) -> None:
-    model.train_function = model.test_function = model.predict_function = None
