@@ -21,7 +21,7 @@ def inconsistencies(config: Mapping[str, Any]) -> list[ConfigError]:
     return [*_precision(config), *_loss_scale(config), *_memory(config), *_optimizer(config)]
 
 
-_MEANING = {
+NAMED = {  # precisions by the names of the group's options: policy and tf32, None where a run may choose
     "fp32": ("float32", False),
     "tf32": ("float32", True),
     "mixed_float16": ("mixed_float16", None),
@@ -38,7 +38,7 @@ def _precision(config: Mapping[str, Any]) -> Iterator[ConfigError]:
     for key, value in (("by", by), ("resolved", resolved)):
         if value not in (None, ABSENT):
             yield ConfigError(f"precision.{key}", value, f"goes with precision=auto, not with precision={name}")
-    for key, meant in zip(("policy", "tf32"), _MEANING.get(name, ()), strict=False):
+    for key, meant in zip(("policy", "tf32"), NAMED.get(name, ()), strict=False):
         value = find(config, f"precision.{key}")
         if meant is not None and value not in (meant, ABSENT):
             cure = f"precision={name} means {key}={str(meant).lower()}; choose another option of the group, or a precision.name"

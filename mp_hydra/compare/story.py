@@ -15,6 +15,7 @@ from mp_hydra.compare.judge import MARGIN, judge
 from mp_hydra.compare.pages import FOLDER, NOTE
 from mp_hydra.compare.pairing import pair
 from mp_hydra.compare.report import markdown, page, tables
+from mp_hydra.consistency import NAMED
 from mp_hydra.errors import ConfigError, UserError
 from mp_hydra.tracking.batch import Artifact, Batch, Metric, send
 from mp_hydra.tracking.links import view_tag
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mp_hydra.compare.records import RunRecord
 
 BASELINE = "fp32"
-BASELINES = ("fp32", "tf32", "mixed_float16", "mixed_bfloat16")  # that may be missing: the table says so
 DRAWN = ("train/loss", "val/loss", "loss_scale/value")
 MAX_DRAWN = 200  # runs whose curves are read: more than that nobody can tell apart in a plot
 
@@ -79,7 +79,7 @@ def compare(
     series = DRAWN if len(selection.runs) <= MAX_DRAWN else ()
     records = read_records(selection.store, selection.runs, series=series)
     there = dict.fromkeys(filter(None, map(precision_of, records)))
-    if there and baseline not in (*there, *BASELINES):
+    if there and baseline not in (*there, *NAMED):  # one of those may be missing: the table says so
         raise UserError(f"no run of {selection.title} has the precision {baseline}; there is {', '.join(there)}")
     judged = judge(
         pair(records, baseline=baseline), records, title=selection.title, margin=margin, remarks=selection.notes

@@ -12,7 +12,8 @@ from hydra.core.utils import JobStatus, filter_overrides
 from omegaconf import OmegaConf
 
 from mp_hydra.config import InvalidConfigError
-from mp_hydra.errors import SweepFailedError, UserError
+from mp_hydra.consistency import NAMED
+from mp_hydra.errors import ConfigError, SweepFailedError, UserError
 from mp_hydra.isolation.jobs import OUTPUT_FILE
 from mp_hydra.sweep.callback import SweepCallback
 from mp_hydra.sweep.identity import key_of_task, out_of_place
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
-
-    from mp_hydra.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ def sweep(sweeper: BasicSweeper, arguments: Sequence[str]) -> list[Sequence[JobR
     Raises:
         HydraException: a job's config cannot be composed; nothing has started.
         InvalidConfigError: a job's config has values that cannot be used; nothing has started.
+        ConfigError: no job has the precision that the others are to be compared with; nothing has started.
         SweepFailedError: jobs failed; the others have been run.
     """
     config, context, launcher = sweeper.config, sweeper.hydra_context, sweeper.launcher
@@ -94,6 +94,7 @@ def _plan(sweeper: Any, arguments: Sequence[str], callback: SweepCallback | None
         jobs = [list(job) for job in interleaved(jobs)]
     configs = [loader.load_sweep_config(sweeper.config, job) for job in jobs]
     keys = _checked(configs, callback.check if callback else None)
+    _check_baseline(OmegaConf.select(sweeper.config, "sweep.baseline"), configs)
     if callback:
         callback.composed = {tuple(job): config for job, config in zip(jobs, configs, strict=True)}
     return [Planned(job, key) for job, key in zip(jobs, keys, strict=True)]
@@ -114,6 +115,13 @@ def _checked(configs: Sequence[DictConfig], check: Callable[[DictConfig], object
     if problems:
         raise InvalidConfigError(list(problems.values()))
     return keys
+
+
+def _check_baseline(baseline: str | None, configs: Sequence[DictConfig]) -> None:
+    """Refuse a baseline that the comparison at the end would not find."""
+    names = list(dict.fromkeys(filter(None, (OmegaConf.select(config, "precision.name") for config in configs))))
+    if baseline is not None and names and baseline not in (*names, *NAMED):
+        raise ConfigError("sweep.baseline", baseline, f"no job has this precision; there is {', '.join(names)}")
 
 
 def _without_finished(jobs: Sequence[Planned], callback: SweepCallback) -> list[Planned]:

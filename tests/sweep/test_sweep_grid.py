@@ -179,6 +179,19 @@ def test_values_that_the_application_refuses_are_found_before_any_job_runs_and_n
     assert not (app.directory / "store.db").exists()
 
 
+def test_a_baseline_that_no_job_has_is_found_before_any_job_runs(app: App) -> None:
+    with pytest.raises(ConfigError, match="sweep.baseline=c: no job has this precision; there is a, b"):
+        app.sweep("precision=a,b", "+sweep.baseline=c", tracked=True)
+    assert app.ran == []
+    assert not (app.directory / "store.db").exists()
+
+
+@pytest.mark.parametrize("baseline", ["b", "fp32"])
+def test_a_baseline_may_be_missing_if_it_is_a_known_precision(app: App, baseline: str) -> None:
+    app.sweep("precision=a,b", f"+sweep.baseline={baseline}")
+    assert app.ran == ["a01", "b01"]
+
+
 def test_resumed_sweep_runs_what_is_not_finished_under_new_numbers_into_the_same_parent(app: App) -> None:
     def fails(config: DictConfig) -> None:
         if config.size == 2:
