@@ -180,7 +180,7 @@ def test_values_that_the_application_refuses_are_found_before_any_job_runs_and_n
 
 
 def test_a_baseline_that_no_job_has_is_found_before_any_job_runs(app: App) -> None:
-    with pytest.raises(ConfigError, match="sweep.baseline=c: no job has this precision; there is a, b"):
+    with pytest.raises(ConfigError, match=r"sweep\.baseline=c: no job has this precision; there is a, b"):
         app.sweep("precision=a,b", "+sweep.baseline=c", tracked=True)
     assert app.ran == []
     assert not (app.directory / "store.db").exists()
