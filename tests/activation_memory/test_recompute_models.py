@@ -251,7 +251,7 @@ def test_float16_with_loss_scaling_gives_the_same_updates_and_skips_the_same_ste
 def test_a_step_needs_less_memory() -> None:
     peaks = []
     for install in (lambda _: None, recompute):
-        model = residual(size=64, width=16, blocks=3)
+        model = residual(size=64, width=16, blocks=6)
         install(model)
         model.compile(
             keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False
