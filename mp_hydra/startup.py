@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mp_hydra import hardware
 from mp_hydra.heavy_imports import heavy_imports
+from mp_hydra.signals import signals_held_back
 from mp_hydra.telemetry.memory import Unavailable, count_every_cpu_allocation, take_one_region
 from mp_hydra.telemetry.nvml import driver_version
 
@@ -32,7 +33,8 @@ def start_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # read once, at import
     with _stderr_kept() as kept:
         if "tensorflow" not in sys.modules:
-            with heavy_imports():
+            # Some packages make an ImportError of their own of an exception that meets them while they are imported.
+            with signals_held_back(lost=False), heavy_imports():
                 import keras  # noqa: F401 - imports TensorFlow, and what goes with it
         import tensorflow as tf
 

@@ -11,9 +11,7 @@ import getpass
 import logging
 import math
 import shlex
-import signal
 import sys
-import threading
 import time
 from enum import Enum
 from functools import partial
@@ -21,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from mp_hydra.signals import signals_held_back
 from mp_hydra.tracking.batch import Artifact, Batch, Dataset, End, Metric, send
 from mp_hydra.tracking.params import MAX_TAG_VALUE, clean_key, cut, flatten, text
 from mp_hydra.tracking.spool import Header, Spool
@@ -37,7 +36,7 @@ from mp_hydra.tracking.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     Deliver = Callable[[Batch], tuple[Batch, Exception | None]]
 
@@ -171,7 +170,7 @@ class Run:
         """
         if self._closed:
             return
-        with _signals_held_back(lost=outcome is Outcome.killed):
+        with signals_held_back(lost=outcome is Outcome.killed):
             self._closed = True
             tags = {"mp_hydra.outcome": outcome.value} | ({"mp_hydra.reason": reason} if reason else {})
             last = Batch(tags=_clean_tags(tags), end=End(outcome.status, _milliseconds()))
@@ -300,7 +299,7 @@ def open_run(
     first = Batch(params=flatten(params), tags=_clean_tags({**_source(), **settings.tags, **tags}))
     run_id = None
     try:
-        with quiet(), _signals_held_back(lost=False):  # no run without its id known here
+        with quiet(), signals_held_back(lost=False):  # no run without its id known here
             run_id = client.create_run(experiment_id, start_time=_milliseconds(), run_name=name).info.run_id
         _, failure = send(client, run_id, first)
     except Exception as error:
@@ -363,26 +362,3 @@ def _finite(value: object) -> float | None:
 
 def _milliseconds() -> int:
     return int(time.time() * 1000)
-
-
-@contextlib.contextmanager
-def _signals_held_back(*, lost: bool) -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, and then act, unless they are to be ``lost``."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    previous = {
-        number: handler
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if (handler := signal.getsignal(number)) is not None  # None: set from C, and cannot be put back
-    }
-    try:
-        for number in previous:
-            signal.signal(number, lambda got, _frame: came.append(got))
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if came and not lost:
-        signal.raise_signal(came[0])
